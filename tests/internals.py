@@ -692,6 +692,7 @@ _NAMES = {
     "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
+        "Departures",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",

@@ -9,9 +9,10 @@ hold the whole log are named.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -52,8 +53,13 @@ MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
 FEW = 2  # runs with each mistake, of the seeds of healthy ones
-MOST_TRIED = 5  # mistakes that are tried with more runs
-DECISIVE = 30.0  # differences of `_misfit` that no noise of few runs makes
+MOST_TRIED = 8  # mistakes that are tried with more runs
+# what is added to the misfit of a mistake, as minus twice the logarithm of its odds
+RARE = 4.0  # mistakes that are seldom made
+FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
+DECISIVE = 60.0  # differences of `_misfit` that no noise of few runs makes
+SHRUNK = 0.2  # of correlations that runs show is noise
+FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
@@ -83,6 +89,8 @@ class TrainingLoop(ABC):
         How often the optimiser steps at each step.
     logged_first : int
         The step that is logged as step 0.
+    of_log : callable or None
+        A function of the numbers of a run that returns those that are logged.
     """
 
     batches: Sequence[Any]
@@ -93,6 +101,7 @@ class TrainingLoop(ABC):
     logged_factor: float = 1.0
     updates: int = 1
     logged_first: int = 0
+    of_log: Callable[[dict[str, Floats]], dict[str, Floats]] | None = None
 
     @abstractmethod
     def run(self, seed: int) -> dict[str, Floats]:
@@ -103,19 +112,62 @@ class TrainingLoop(ABC):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
 
     @abstractmethod
-    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
-        """The mistakes that the loop can have.
-
-        `factors` are those of the first numbers, logged over expected, by quantity.
-        """
+    def mistakes(self, departures: Departures) -> list[Hypothesis]:
+        """The mistakes that the loop can have, for a log that departs so."""
 
 
 class Hypothesis(NamedTuple):
-    """A mistake: its name, the question that a verdict asks, and its loop."""
+    """A mistake: its name, the question that a verdict asks, and its loop.
+
+    `cost` is added to its misfit: rare mistakes, and constants that are taken from the
+    log, explain it less readily.
+    """
 
     name: str
     question: str
     loop: Any
+    cost: float = 0.0
+
+
+class Departures(NamedTuple):
+    """How far a log is from what is expected.
+
+    `factors` and `differences` are logged numbers over, and minus, expected ones, by
+    quantity and step. Factors are those of positive numbers.
+    """
+
+    factors: Mapping[str, Mapping[int, float]]
+    differences: Mapping[str, Mapping[int, float]]
+
+    @classmethod
+    def none(cls) -> Departures:
+        """Those of an empty log."""
+        return cls({}, {})
+
+    def first(self, quantity: str) -> float | None:
+        """The factor of a quantity at step 0."""
+        return self.factors.get(quantity, {}).get(0)
+
+    def first_difference(self, quantity: str) -> float | None:
+        """The difference of a quantity at step 0."""
+        return self.differences.get(quantity, {}).get(0)
+
+    def first_of_groups(self, quantity: str) -> dict[str, float]:
+        """The factors at step 0 of a quantity, and of it in each group."""
+        return {
+            name: steps[0]
+            for name, steps in self.factors.items()
+            if name.partition("/")[0] == quantity and 0 in steps
+        }
+
+    def of_steps(self, quantity: str) -> Mapping[int, float]:
+        """The factors of a quantity by step."""
+        return self.factors.get(quantity, {})
+
+    def of_updates(self) -> Mapping[int, float]:
+        """The factors of all updates by step, or of those of the first group."""
+        names = [name for name in self.factors if name.partition("/")[0] == UPDATE]
+        return self.of_steps(min(names, key=len)) if names else {}
 
 
 @dataclass(frozen=True)
@@ -545,7 +597,7 @@ class RunLaw:
         """
         last = min(first + 1, self.loop.steps)
         beginning = _up_to(logged, last)
-        mistakes = self.loop.mistakes(self._first_factors(logged))
+        mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
@@ -555,7 +607,7 @@ class RunLaw:
             values = self._with_mistake(mistake, FEW, last)
             if values:
                 misfit = self._misfit(self._shifted(values), beginning)
-                scored.append((misfit, mistake))
+                scored.append((misfit + mistake.cost, mistake))
         best = min((score for score, _ in scored), default=0.0)
         likely = [each for each in scored if each[0] < best + DECISIVE]
         likely.sort(key=lambda each: each[0])
@@ -563,18 +615,28 @@ class RunLaw:
         for _, mistake in likely[:MOST_TRIED]:
             values = self._with_mistake(mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
-                confirmed.append((self._misfit(values, logged), mistake.question))
+                misfit = self._misfit(values, logged) + mistake.cost
+                confirmed.append((misfit, mistake))
         confirmed.sort(key=lambda each: each[0])
-        return list(dict.fromkeys(question for _, question in confirmed))
+        named = [mistake for _, mistake in confirmed]
+        if named and named[0].cost < FITTED:  # which a fitted constant only repeats
+            named = [mistake for mistake in named if mistake.cost < FITTED]
+        return list(dict.fromkeys(mistake.question for mistake in named))
 
-    def _first_factors(self, logged: RunLog) -> dict[str, float]:
-        """The first logged numbers over the expected ones, by quantity."""
-        factors = {}
-        for name, steps in logged.numbers.items():
-            expected = float(np.median(self.values[name][:, 0]))
-            if 0 in steps and expected > 0 and np.isfinite(steps[0].value):
-                factors[name] = steps[0].value / expected
-        return factors
+    def _departures(self, logged: RunLog) -> Departures:
+        """How far the log is from the medians of healthy runs."""
+        factors: dict[str, dict[int, float]] = {}
+        differences: dict[str, dict[int, float]] = {}
+        for name, steps in compared(logged, self.loop.steps).items():
+            medians = np.median(self.values[name], axis=0)
+            finite = {k: x.value for k, x in steps.items() if np.isfinite(x.value)}
+            differences[name] = {k: x - float(medians[k]) for k, x in finite.items()}
+            factors[name] = {
+                k: x / float(medians[k])
+                for k, x in finite.items()
+                if medians[k] > 0 and x > 0
+            }
+        return Departures(factors, differences)
 
     def _with_mistake(
         self, mistake: Hypothesis, runs: int, last: int
@@ -625,28 +687,55 @@ class RunLaw:
     def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
-        It is that of Student's law with few degrees of freedom, which no single number
-        dominates.
+        It is that of Student's law with few degrees of freedom, whose correlations are
+        those of healthy runs: a seed that makes all gradients large counts once.
         """
-        total = 0.0
+        keys, scores, scale = [], [], 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                total += self._misfit_of_number(number, values[name][:, step])
-        return float(total)
+                score, variance = self._score(number, values[name][:, step])
+                keys.append((name, step))
+                scores.append(score)
+                scale += float(np.log(variance))
+        correlations = self._correlations(keys)
+        z = np.array(scores)
+        square = float(z @ np.linalg.solve(correlations, z))
+        return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
 
-    def _misfit_of_number(self, number: Logged, x: Floats) -> float:
-        """The same for one logged number, from its values in runs, (runs,)."""
+    def _score(self, number: Logged, x: Floats) -> tuple[float, float]:
+        """How far a logged number is from its values in runs, and their variance.
+
+        The distance is in standard deviations; `x` are the values, (runs,).
+        """
         value, rounding = number
         if (x > 0).all() and value > 0:
             x, value, rounding = np.log(x), float(np.log(value)), rounding / value
         variance = self.tolerance**2 + rounding**2 + float(x.var())
-        square = (value - x.mean()) ** 2 / (DEGREES * variance)
-        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
+        distance = (value - float(x.mean())) / math.sqrt(variance)
+        return max(-FARTHEST, min(distance, FARTHEST)), variance
+
+    def _correlations(self, keys: Sequence[tuple[str, int]]) -> Floats:
+        """The correlations of numbers of healthy runs, (numbers, numbers).
+
+        Few runs show them with errors, so they are shrunk.
+        """
+        x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
+        x = x - x.mean(axis=1, keepdims=True)
+        sizes = np.linalg.norm(x, axis=1, keepdims=True)
+        x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
+        correlations: Floats = (1 - SHRUNK) * (x @ x.T)
+        np.fill_diagonal(correlations, 1.0)
+        return correlations
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
         bands = self.bands_of(values, logged)
         return not _findings(bands, logged)
+
+
+def on_its_scale(values: Floats) -> Floats:
+    """The logarithms of numbers that are all positive; others as they are."""
+    return np.log(values) if (values > 0).all() else values
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:
