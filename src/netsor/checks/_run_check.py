@@ -33,7 +33,16 @@ from ..report._document import (
 )
 from ..report._html import to_cell
 from ..runtime._units import in_time
-from ._run_bands import FEWEST, POWER, Band, band, enough_runs
+from ._run_bands import (
+    CONSTANT,
+    FEWEST,
+    POWER,
+    Band,
+    band,
+    band_given,
+    enough_runs,
+    regression,
+)
 from ._run_logs import Logged, RunLog, read_log
 
 # the numbers of a log
@@ -53,12 +62,15 @@ MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
 FEW = 2  # runs with each mistake, of the seeds of healthy ones
-MOST_TRIED = 8  # mistakes that are tried with more runs
+MOST_SCREENED = 32  # mistakes that are tried with a few runs
+MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
 RARE = 4.0  # mistakes that are seldom made
 FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
-DECISIVE = 60.0  # differences of `_misfit` that no noise of few runs makes
+DECISIVE = 20.0  # differences of `_misfit` that no noise of few runs makes
 SHRUNK = 0.2  # of correlations that runs show is noise
+MOST_EARLIER = 2  # steps besides the first one that predict a number
+NARROWER = 0.8  # a prediction is used if it makes a band narrower by this factor
 FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
@@ -182,6 +194,9 @@ class RunFinding:
         The logged number.
     low, high, expected : float
         The band, and its centre.
+    is_given_others : bool
+        Whether the band is that of runs with the same numbers at earlier steps (and,
+        for a group, in total), not of all runs.
 
     Examples
     --------
@@ -196,12 +211,15 @@ class RunFinding:
     low: float
     high: float
     expected: float
+    is_given_others: bool = False
 
     @property
     def text(self) -> str:
         """The number, its band and how far it is off."""
         value, low, high = _numbers(self.value, self.low, self.high)
         range_text = f"{low} to {high}" if low != high else low
+        if self.is_given_others:
+            range_text += " given the run's other numbers"
         text = f"{value}, expected {range_text}"
         return f"{text}: {self._how_far()}" if np.isfinite(self.value) else text
 
@@ -500,7 +518,7 @@ class RunLaw:
         notes = self._notes(logged)
         if rates_were_logged and RATE not in logged.numbers:
             notes.append("the log has each learning rate after its schedule stepped")
-        findings = _findings(bands, logged)
+        findings = self._findings(self.values, logged)
         explanations = None
         if findings and hypotheses:
             explanations = self._explanations(logged, findings[0].step)
@@ -545,13 +563,109 @@ class RunLaw:
         self, values: Mapping[str, Floats], logged: RunLog
     ) -> dict[str, list[Band]]:
         """The bands of the logged quantities at all steps, from the values of runs."""
+        level = self._level_of_number(logged, self._predicted(logged))
+        return self._bands_of_all(values, logged, level)
+
+    def _bands_of_all(
+        self, values: Mapping[str, Floats], logged: RunLog, level: float
+    ) -> dict[str, list[Band]]:
+        """The same at this level of each number."""
         present = compared(logged, self.loop.steps)
-        count = sum(map(len, present.values()))
-        level = self.level / count
         return {
             name: [band(column, level, self.tolerance) for column in values[name].T]
             for name in present
         }
+
+    def _level_of_number(self, logged: RunLog, predicted: Sequence[Predicted]) -> float:
+        """The level of one comparison: each number, and those that others predict."""
+        count = sum(map(len, compared(logged, self.loop.steps).values()))
+        return self.level / (count + len(predicted))
+
+    def _predicted(self, logged: RunLog) -> list[Predicted]:
+        """The numbers that others of the same run predict better than their law does.
+
+        Those are the same quantity at earlier steps and, for a group, that of all
+        groups at the same step.
+        """
+        present = compared(logged, self.loop.steps)
+        predicted = []
+        for name, steps in present.items():
+            whole = name.partition("/")[0]
+            for step in sorted(steps):
+                earlier = [(name, k) for k in sorted(steps) if k < step]
+                known = earlier[:1] + earlier[1:][-MOST_EARLIER:]
+                if name != whole and step in present.get(whole, {}):
+                    known.append((whole, step))
+                each = Predicted(name, step, tuple(known))
+                if known and self._is_predictable(each):
+                    predicted.append(each)
+        return predicted
+
+    def _is_predictable(self, predicted: Predicted) -> bool:
+        """Whether other numbers of healthy runs narrow the band."""
+        y = on_its_scale(self.values[predicted.name][:, predicted.step])
+        spread = float(y.std(ddof=1))
+        if spread <= max(CONSTANT, self.tolerance):
+            return False
+        known = on_its_scale(_known_numbers(self.values, predicted))
+        return regression(y, known).spread < NARROWER * spread
+
+    def _band_given(
+        self,
+        values: Mapping[str, Floats],
+        logged: RunLog,
+        predicted: Predicted,
+        level: float,
+    ) -> Band | None:
+        """The band of a number, given other logged ones; None if they have none.
+
+        An error of one of those is an error of the prediction, times its slope.
+        """
+        numbers = [logged.numbers[name][step] for name, step in predicted.known]
+        x = _known_numbers(values, predicted)
+        y = values[predicted.name][:, predicted.step]
+        is_log = bool((x > 0).all() and (y > 0).all())
+        known = np.array([each.value for each in numbers])
+        errors = np.array([each.rounding for each in numbers])
+        if not np.isfinite(known).all() or (is_log and (known <= 0).any()):
+            return None
+        own_error = self.tolerance
+        if is_log:
+            errors = errors / known + self.tolerance
+            x, y, known = np.log(x), np.log(y), np.log(known)
+        else:
+            errors = errors + self.tolerance * abs(x).max(axis=0)
+            own_error *= float(abs(y).max())
+        of_runs = regression(y, x)
+        return band_given(
+            of_runs,
+            known,
+            level=level,
+            allowed=own_error + float(abs(of_runs.slopes) @ errors),
+            is_log=is_log,
+        )
+
+    def _findings(
+        self, values: Mapping[str, Floats], logged: RunLog
+    ) -> list[RunFinding]:
+        """The logged numbers outside their bands, in the order of steps."""
+        all_predicted = self._predicted(logged)
+        level = self._level_of_number(logged, all_predicted)
+        findings = []
+        for name, steps in self._bands_of_all(values, logged, level).items():
+            for step, b in enumerate(steps):
+                number = logged.numbers[name].get(step)
+                if number is not None and not b.has(*number):
+                    findings.append(_finding(name, step, number.value, b))
+        outside = {(each.quantity, each.step) for each in findings}
+        for predicted in all_predicted:
+            b_given = self._band_given(values, logged, predicted, level)
+            number = logged.numbers[predicted.name][predicted.step]
+            if b_given is None or b_given.has(*number) or predicted[:2] in outside:
+                continue
+            finding = _finding(predicted.name, predicted.step, number.value, b_given)
+            findings.append(replace(finding, is_given_others=True))
+        return sorted(findings, key=lambda each: each.step)
 
     def _notes(self, logged: RunLog) -> list[str]:
         """What the log lacks, and which columns were not read."""
@@ -592,29 +706,25 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with a few runs up to the step after the `first` finding, and the
-        best of them with more runs of all steps.
+        All are tried with one run up to the `first` finding, the better ones with a few
+        up to the step after it, and the best with more runs of all steps.
         """
-        last = min(first + 1, self.loop.steps)
-        beginning = _up_to(logged, last)
         mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        scored = []
-        for mistake in mistakes:
-            values = self._with_mistake(mistake, FEW, last)
-            if values:
-                misfit = self._misfit(self._shifted(values), beginning)
-                scored.append((misfit + mistake.cost, mistake))
-        best = min((score for score, _ in scored), default=0.0)
-        likely = [each for each in scored if each[0] < best + DECISIVE]
-        likely.sort(key=lambda each: each[0])
+        screened = self._ordered(mistakes, logged, runs=1, last=first)[:MOST_SCREENED]
+        last = min(first + 1, self.loop.steps)
+        likely = self._ordered([each for _, each in screened], logged, FEW, last)
+        best = math.inf  # of those that hold the whole log, as ordered
         confirmed = []
-        for _, mistake in likely[:MOST_TRIED]:
+        for order, mistake in likely[:MOST_TRIED]:
+            if order > best + DECISIVE:
+                break
             values = self._with_mistake(mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
+                best = min(best, order)
                 misfit = self._misfit(values, logged) + mistake.cost
                 confirmed.append((misfit, mistake))
         confirmed.sort(key=lambda each: each[0])
@@ -622,6 +732,19 @@ class RunLaw:
         if named and named[0].cost < FITTED:  # which a fitted constant only repeats
             named = [mistake for mistake in named if mistake.cost < FITTED]
         return list(dict.fromkeys(mistake.question for mistake in named))
+
+    def _ordered(
+        self, mistakes: Sequence[Hypothesis], logged: RunLog, runs: int, last: int
+    ) -> list[tuple[float, Hypothesis]]:
+        """Mistakes by their misfit with a few runs up to a step, the best first."""
+        beginning = _up_to(logged, last)
+        scored = []
+        for mistake in mistakes:
+            values = self._with_mistake(mistake, runs, last)
+            if values:
+                misfit = self._misfit(self._shifted(values), beginning)
+                scored.append((misfit + mistake.cost, mistake))
+        return sorted(scored, key=lambda each: each[0])
 
     def _departures(self, logged: RunLog) -> Departures:
         """How far the log is from the medians of healthy runs."""
@@ -680,7 +803,7 @@ class RunLaw:
             factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
             positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
             numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0)
+            is_constant = (few[name] == few[name][0]).all(axis=0) & (runs > 1)
             shifted[name] = np.where(is_constant, few[name][0], numbers)
         return shifted
 
@@ -729,8 +852,20 @@ class RunLaw:
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
-        bands = self.bands_of(values, logged)
-        return not _findings(bands, logged)
+        return not self._findings(values, logged)
+
+
+class Predicted(NamedTuple):
+    """A number that others of the run predict: their quantities and steps."""
+
+    name: str
+    step: int
+    known: tuple[tuple[str, int], ...]
+
+
+def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats:
+    """The numbers of runs that predict another, (runs, numbers)."""
+    return np.stack([values[name][:, step] for name, step in predicted.known], axis=1)
 
 
 def on_its_scale(values: Floats) -> Floats:
@@ -779,25 +914,16 @@ def compared(logged: RunLog, last: int) -> dict[str, dict[int, Logged]]:
     return numbers
 
 
-def _findings(bands: Mapping[str, Sequence[Band]], logged: RunLog) -> list[RunFinding]:
-    """The logged numbers outside their bands, in the order of steps."""
-    findings = []
-    for name, steps in bands.items():
-        for step, b in enumerate(steps):
-            number = logged.numbers[name].get(step)
-            if number is None or b.has(*number):
-                continue
-            findings.append(
-                RunFinding(
-                    quantity=name,
-                    step=step,
-                    value=number.value,
-                    low=b.low,
-                    high=b.high,
-                    expected=b.middle,
-                )
-            )
-    return sorted(findings, key=lambda each: each.step)
+def _finding(quantity: str, step: int, value: float, b: Band) -> RunFinding:
+    """A logged number outside a band."""
+    return RunFinding(
+        quantity=quantity,
+        step=step,
+        value=value,
+        low=b.low,
+        high=b.high,
+        expected=b.middle,
+    )
 
 
 def law_of_loop(
@@ -816,7 +942,8 @@ def law_of_loop(
     start = time.monotonic()  # the first run also loads and compiles
     other_run = loop.run(second_seed)
     _refuse_fixed_seed(name, other_run, run)
-    runs = enough_runs(level / sum(map(len, run.values())))
+    # each number is compared by itself, and given earlier ones
+    runs = enough_runs(level / (2 * sum(map(len, run.values()))))
     if initialisations is not None:
         runs = whole(
             initialisations,

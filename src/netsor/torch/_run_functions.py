@@ -207,7 +207,9 @@ def _are_streams(args: tuple[Any, ...]) -> bool:
     if len(pair) < 2 or not all(isinstance(x, torch.Tensor) for x in pair):
         return False
     x, y = pair
-    return x.ndim > 2 and x.shape == y.shape and x.requires_grad and y.requires_grad
+    return bool(
+        x.ndim > 2 and x.shape == y.shape and x.requires_grad and y.requires_grad
+    )
 
 
 def not_rotated() -> Replaced:

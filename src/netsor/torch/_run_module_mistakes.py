@@ -425,10 +425,10 @@ def _reset_kind(kind: type) -> OfModule:
     """A function that initialises parts of one class as PyTorch does."""
 
     def of_module(module: Any) -> None:
-        for part in module.modules():
-            if isinstance(part, kind):
-                with suppress(AttributeError):
-                    part.reset_parameters()
+        parts: list[Any] = [part for part in module.modules() if isinstance(part, kind)]
+        for part in parts:
+            with suppress(AttributeError):
+                part.reset_parameters()
 
     return of_module
 
