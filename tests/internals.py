@@ -508,6 +508,7 @@ _NAMES = {
     ),
     "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
+        "Rate",
         "difference",
         "slope_of",
     ),
