@@ -90,8 +90,8 @@ class Band(NamedTuple):
 def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     """The band that a new value leaves with probability `level` or less.
 
-    `tolerance` is the relative difference between devices and kernels that is allowed
-    besides.
+    `tolerance` is the relative difference between devices and kernels that is also
+    allowed.
     """
     is_log = bool((values > 0).all())
     x = np.log(values) if is_log else values

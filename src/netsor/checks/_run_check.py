@@ -475,7 +475,7 @@ class RunLaw:
     level : float
         The probability of a false alarm in all numbers together.
     tolerance : float
-        The relative difference that is allowed besides.
+        The relative difference that is also allowed.
 
     Examples
     --------
