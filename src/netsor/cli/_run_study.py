@@ -18,6 +18,7 @@ from click import UsageError
 from .._validate import counted, shown
 from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
+from ..models._description import field_name
 from ..models._transformer import UnknownFamilyError
 from ..models.measure._metric_program import ProgramModel
 from ..optim import NAMED
@@ -212,7 +213,7 @@ def _described(source: str, changes: Sequence[str], layers: int | None) -> Trans
     if layers is None:
         return model
     for text in changes:
-        if text.partition("=")[0].strip() == "layers":
+        if _changed_field(text) == "layers":
             raise UsageError(
                 f"--layers {layers} and --set {text} cannot be combined: both set the"
                 " number of blocks"
@@ -220,6 +221,11 @@ def _described(source: str, changes: Sequence[str], layers: int | None) -> Trans
     return changed(
         model, option="--layers", texts=[f"layers={layers}"], typed=f"--layers {layers}"
     )
+
+
+def _changed_field(text: str) -> str:
+    """The field that --set field=value changes."""
+    return field_name(text.partition("=")[0].strip())
 
 
 def _refuse_layers(layers: int | None) -> None:
@@ -471,10 +477,11 @@ def _audited_models(
 def _refuse_set_and_swept(field: str, subjects: _AuditSubjects) -> None:
     """Reject a field that is swept and set by another option too."""
     set_by = []
-    if field == "layers" and subjects.layers is not None:
+    name = field_name(field)
+    if name == "layers" and subjects.layers is not None:
         set_by.append(f"--layers {subjects.layers}")
     for text in subjects.changes:
-        if text.partition("=")[0].strip() == field:
+        if _changed_field(text) == name:
             set_by.append(f"--set {text}")
     if set_by:
         raise UsageError(
