@@ -508,6 +508,7 @@ _NAMES = {
     ),
     "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
+        "Rate",
         "difference",
         "slope_of",
     ),
@@ -651,6 +652,9 @@ _NAMES = {
         "Linear",
         "Vectors",
     ),
+    "netsor.maximal_update._measurement": ("_pooled", "repeated_groups"),
+    "netsor.maximal_update._power": ("Power as PowerOfSizes",),
+    "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
     "netsor.torch._capture": ("captured",),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
@@ -694,6 +698,7 @@ _NAMES = {
     "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
+        "Departures",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",

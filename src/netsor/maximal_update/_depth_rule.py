@@ -30,7 +30,7 @@ from ._rules import (
     layer_pattern_of,
     patterns_of,
 )
-from ._solve import halves
+from ._solve import halves, is_decided
 from ._subject import Subject
 
 MOST_ROUNDS = 8  # of measuring and changing
@@ -298,14 +298,19 @@ def _changed(
     for name, before in rule.parameters.items():
         change = halves(_value(measured.changes.get(name)))
         lr = Power(before.lr.width, before.lr.depth - change + 0.0)
-        eps = before.eps
+        after = replace(before, lr=lr, weight_decay=_decay(before, lr))
         if has_eps and name not in matrices:
-            gradient = measured.gradients.get(name)
-            eps = Power(before.eps.width, halves(_value(gradient)))
-        parameters[name] = replace(
-            before, lr=lr, eps=eps, weight_decay=_decay(before, lr)
-        )
+            after = _with_eps(after, measured.gradients.get(name))
+        parameters[name] = after
     return ScalingRule(parameters, rule.scales)
+
+
+def _with_eps(rule: ParameterRule, gradient: Fit | None) -> ParameterRule:
+    """The rule with the eps that follows a gradient; constant if that is unknown."""
+    is_known = gradient is None or is_decided(gradient.exponent)
+    if rule.has_unknown_eps or not is_known:
+        return replace(rule, eps=Power(), has_unknown_eps=True)
+    return replace(rule, eps=Power(rule.eps.width, halves(_value(gradient))))
 
 
 def _branch_scales(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -9,15 +10,17 @@ from typing import Any, NamedTuple
 from .._validate import ArgumentError, Shape, real, whole
 from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
-from ._measurement import Graphs, Measurement, Size, measure
+from ._measurement import Graphs, Measurement, Size, measure, repeated_groups
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
-from ._rules import OutputScale, ParameterRule, ScalingRule
-from ._solve import Solution, Solver, halves
+from ._rules import OutputScale, ParameterRule, ScalingRule, layer_pattern_of
+from ._solve import Solution, Solver, halves, is_decided, nearest_half
 from ._subject import Family, Subject
 
 WIDTHS = (64, 128, 256)
 DRAWS = 4
+FEWEST_DRAWS = 3
+TOO_FEW = ": two initialisations give intervals that decide no exponent"
 MOST_ROUNDS = 8  # of measuring and changing
 
 
@@ -58,6 +61,7 @@ def derive(
             for k in derived.last.solution.growing
         ),
         matrices=tuple(derived.last.measurement.matrices),
+        repeated=_repeated_patterns(derived.last.measurement.shapes),
         given=given,
     )
 
@@ -124,6 +128,13 @@ def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
         {name: shape for name, shape in shapes.items() if name not in scaled}
         for shapes in derived.last.measurement.shapes
     ]
+
+
+def _repeated_patterns(shapes: Sequence[Mapping[str, Shape]]) -> frozenset[str]:
+    """Patterns whose parameters have the same shape in every layer."""
+    groups = [{*map(layer_pattern_of, names)} for names in repeated_groups(shapes)]
+    counts = Counter(pattern for patterns in groups for pattern in patterns)
+    return frozenset(pattern for pattern, count in counts.items() if count == 1)
 
 
 class Derived(NamedTuple):
@@ -226,8 +237,10 @@ def _with_rates(
     lr = Power(rule.lr.width + solution.lr.get(name, 0.0) + 0.0)
     eps = rule.eps
     gradient = measurement.gradients.get(name)
+    is_unknown = False
     if family.has_eps and not is_matrix and gradient is not None:
-        eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
+        is_unknown = not is_decided(gradient.exponent)
+        eps = Power() if is_unknown else Power(nearest_half(gradient.exponent))
     weight_decay = Power(-lr.width + 0.0)
     if family.is_sphere and is_matrix:
         weight_decay = Power()
@@ -237,6 +250,7 @@ def _with_rates(
         eps=eps,
         weight_decay=weight_decay,
         is_free=name in solution.free,
+        has_unknown_eps=is_unknown,
     )
 
 

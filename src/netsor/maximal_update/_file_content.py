@@ -69,7 +69,7 @@ class FileContent(NamedTuple):
 def rule_lines(parameters: Mapping[str, ParameterRule]) -> list[str]:
     """The rules of all patterns as lines of code."""
     lines = [f"    {name!r}: {rule_text(rule)}," for name, rule in parameters.items()]
-    return ["", "RULES = {", *lines, "}"]
+    return ["RULES = {", *lines, "}"]
 
 
 def tuple_lines(name: str, lines: Sequence[str]) -> list[str]:

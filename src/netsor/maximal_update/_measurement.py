@@ -12,7 +12,7 @@ from .._validate import Shape
 from ..laws._power_law import Fit, fit
 from ..reader._graph import UnsupportedError
 from ._responses import Arrays, Node, Operations, Responses, last_axes, with_narrow
-from ._rules import Place, ScalingRule
+from ._rules import NUMBER, Place, ScalingRule
 from ._solve import Exponents
 
 Size = tuple[int, int | None]  # the width and the depth
@@ -53,6 +53,7 @@ class Measurement:
 
     operations: Operations  # of the smallest network
     exponents: Exponents
+    # of all layers together: see `repeated_groups`
     gradients: Mapping[str, Fit | None]
     stds: Mapping[str, Fit | None]  # of the entries of random parameters
     values: Mapping[Node, Any]  # of all operations in one draw of that network
@@ -90,7 +91,12 @@ def measure(
     # draws_by_size[s][d] is draw d of the network of size s
     draws_by_size = [graphs.drawn(rule, network, draws) for network in networks]
     scales = _varied_sizes(sizes)
-    gradients = [[draw.gradients for draw in of_size] for of_size in draws_by_size]
+    shapes = [network.shapes for network in networks]
+    groups = repeated_groups(shapes)
+    gradients = [
+        [_pooled(draw.gradients, groups) for draw in of_size]
+        for of_size in draws_by_size
+    ]
     stds = [[draw.stds for draw in of_size] for of_size in draws_by_size]
     stds_of_first_draw = stds[0][0]
     return Measurement(
@@ -99,10 +105,68 @@ def measure(
         gradients=fits_of(gradients, scales),
         stds=fits_of(stds, scales),
         values=networks[0].values,
-        shapes=[network.shapes for network in networks],
+        shapes=shapes,
         random=frozenset(name for name, std in stds_of_first_draw.items() if std),
         matrices=graphs.matrices_of(sizes[0]),
     )
+
+
+def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
+    """Names of parameters that are the same in every layer, or in every expert.
+
+    They differ in the number of the layer, or in numbers of parts of it that all have
+    parameters of the same names; and they have the same shape in networks of every
+    size.
+    """
+    shapes_of = {
+        name: tuple(of_network.get(name) for of_network in shapes) for name in shapes[0]
+    }
+    # by the path of a container and the number of a part: the names that follow the
+    # number, with their shapes
+    parts: dict[str, dict[str, set[Any]]] = {}
+    for name, of_sizes in shapes_of.items():
+        for number in NUMBER.finditer(name):
+            container, suffix = name[: number.start()], name[number.end() :]
+            of_container = parts.setdefault(container, {})
+            of_container.setdefault(number.group(), set()).add((suffix, of_sizes))
+
+    groups: dict[Any, list[str]] = {}
+    for name, of_sizes in shapes_of.items():
+        key = _pattern_of_alike(name, parts), of_sizes
+        groups.setdefault(key, []).append(name)
+    return [*groups.values()]
+
+
+def _pattern_of_alike(name: str, parts: Mapping[str, Mapping[str, set[Any]]]) -> str:
+    """A name with * for the number of its layer, and for numbers of parts of layers
+    that all have the same parameters.
+    """
+    pattern, end = "", 0
+    for k, number in enumerate(NUMBER.finditer(name)):
+        first, *others = parts[name[: number.start()]].values()
+        is_of_layer = k == 0
+        is_alike = is_of_layer or all(other == first for other in others)
+        pattern += name[end : number.start()]
+        pattern += "*" if is_alike else number.group()
+        end = number.end()
+    return pattern + name[end:]
+
+
+def _pooled(
+    sizes: Mapping[str, float], groups: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """The geometric mean over each group, of sizes that are not 0, for all its names.
+
+    One scalar in each layer has a gradient of few numbers, and its exponent a wide
+    interval: all layers have one rule, so they have one measurement.
+    """
+    means = dict(sizes)
+    for names in groups:
+        positive = [sizes[name] for name in names if sizes.get(name)]
+        if positive:
+            mean = float(np.exp(np.mean(np.log(positive))))
+            means.update(dict.fromkeys(names, mean))
+    return means
 
 
 def _varied_sizes(sizes: Sequence[Size]) -> list[float]:

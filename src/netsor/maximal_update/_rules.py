@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -27,6 +28,8 @@ class ParameterRule:
     is_free : bool
         Whether the parameter may start smaller, or at 0: what it writes is of order 1
         only after a step.
+    has_unknown_eps : bool
+        Whether gradients do not determine the power of eps, which is then constant.
 
     Examples
     --------
@@ -39,6 +42,7 @@ class ParameterRule:
     eps: Power = ZERO
     weight_decay: Power = ZERO
     is_free: bool = False
+    has_unknown_eps: bool = False
 
 
 class Part(NamedTuple):
@@ -128,18 +132,31 @@ class ScalingRule:
         return ScalingRule(parameters, tuple(scales.values()))
 
 
-def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
-    """The rules by the most general patterns whose parameters all have the same."""
-    rules_of_pattern: dict[str, set[ParameterRule]] = {}
+def collapsed(
+    rules: Mapping[str, ParameterRule], repeated: Collection[str] = ()
+) -> dict[str, ParameterRule]:
+    """The rules by the most general patterns whose parameters all have the same.
+
+    `repeated` are patterns of parameters that repeat from layer to layer. They have a
+    rule in any case, the most common one of their layers, so that networks with more
+    layers have it too; layers with another rule have it by name.
+    """
+    rules_of_pattern: dict[str, Counter[ParameterRule]] = {}
     for name, rule in rules.items():
         for pattern in patterns_of(name):
-            rules_of_pattern.setdefault(pattern, set()).add(rule)
+            rules_of_pattern.setdefault(pattern, Counter())[rule] += 1
     result: dict[str, ParameterRule] = {}
     for name, rule in rules.items():
         most_general = name
         for pattern in patterns_of(name):  # from the name to all numbers
             if len(rules_of_pattern[pattern]) == 1:
                 most_general = pattern
+        layers = layer_pattern_of(name)
+        if layers in repeated and most_general == name != layers:
+            ((most_common, _),) = rules_of_pattern[layers].most_common(1)
+            result.setdefault(layers, most_common)
+            if rule == most_common:
+                continue
         result.setdefault(most_general, rule)
     return result
 

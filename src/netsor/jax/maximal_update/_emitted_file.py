@@ -64,6 +64,8 @@ def factor(power, params, base_width):
 
 def rule_of(name):
     """The exponents of a parameter; * stands for the number of a layer."""
+    if name in RULES:
+        return RULES[name]
     for pattern, rule in RULES.items():
         if fnmatchcase(name, pattern):
             return rule
@@ -264,7 +266,7 @@ def _rules(
         return [pattern_of(name) for name in scale.parameters]
 
     scales = scale_lines(content.scales, patterns, with_axis=True)
-    lines = [*rule_lines(content.parameters), *tuple_lines("SCALES", scales)]
+    lines = ["", *rule_lines(content.parameters), *tuple_lines("SCALES", scales)]
     if family.is_mixed:
         matrices = [f"    {pattern!r}," for pattern in content.matrices]
         lines += tuple_lines("MATRICES", matrices)

@@ -305,7 +305,15 @@ def _rules(content: FileContent) -> list[str]:
         return [layer_pattern_of(path) for path in scale.parameters or (scale.path,)]
 
     scales = scale_lines(content.scales, patterns, with_axis=False)
-    lines = [*rule_lines(content.parameters), "SCALES = (", *scales, ")"]
+    lines = [
+        "",
+        f"OPTIMISER = {content.optimiser!r}",
+        f"BASE_WIDTH = {content.base_width}  # at which the rule was derived",
+        *rule_lines(content.parameters),
+        "SCALES = (",
+        *scales,
+        ")",
+    ]
     if content.matrices:
         matrices = [f"    {pattern!r}," for pattern in content.matrices]
         lines += tuple_lines("MATRICES", matrices)
