@@ -183,15 +183,23 @@ class ModuleStudy(TransferStudy):
     def estimate(self) -> Cost:
         """The cost, from a few steps at every width."""
         request = self.request
-        seconds, first = 0.0, time.perf_counter()
+        start = time.perf_counter()
+        seconds = 0.0  # of one run at each width
         for case in request.cases(request.checks[0]):
-            short = self._seconds(case, steps=1)  # the first one compiles
-            short, long = self._seconds(case, steps=1), self._seconds(case, steps=3)
-            of_step = (long - short) / 2
-            seconds += max(short, 0.0) + (request.steps - 1) * max(of_step, 0.0)
+            self._seconds(case, steps=1)  # compiles
+            one_step = self._seconds(case, steps=1)
+            three_steps = self._seconds(case, steps=3)
+            further_step = (three_steps - one_step) / 2
+            seconds += max(one_step, 0.0)
+            seconds += (request.steps - 1) * max(further_step, 0.0)
         runs = request.rates * request.draws * len(request.checks)
-        first = time.perf_counter() - first
-        return Cost(runs * seconds, first, bytes=0.0, random_numbers=0, workers=1)
+        return Cost(
+            runs * seconds,
+            first=time.perf_counter() - start,
+            bytes=0.0,
+            random_numbers=0,
+            workers=1,
+        )
 
     def _seconds(self, case: ModuleCase, steps: int) -> float:
         """The time of a training of some steps."""
@@ -321,23 +329,30 @@ def _functions(
     parametrisation: Any, optimiser: str, library: Library
 ) -> dict[str, Any]:
     """The sweeps of a module with a named optimiser, by name."""
-    names = parametrisation
-    if names is None:
-        names = ["sp"]
-    if not isinstance(names, list | tuple):
-        names = [names]
-    found: dict[str, Any] = {}
-    for rule in names:
-        if rule == "sp":
-            found["sp"] = None
-        elif isinstance(rule, DerivedRule):
-            found["derived"] = library.functions_of(rule.source())
-        elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
-            found[Path(rule).stem] = library.functions_of_toml(Path(rule), optimiser)
-        elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
-            found[Path(rule).stem] = library.functions_of_python(Path(rule), optimiser)
-        else:
-            raise ArgumentError("parametrisation", shown(str(rule)), RULES)
-    if len(found) < len(names) or not found:
-        raise ArgumentError("parametrisation", shown(str(names)), f"{RULES}, each once")
-    return found
+    rules = parametrisation
+    if rules is None:
+        rules = ["sp"]
+    if not isinstance(rules, list | tuple):
+        rules = [rules]
+    functions = {}
+    for rule in rules:
+        name, of_rule = _named_functions(rule, optimiser, library)
+        functions[name] = of_rule
+    if len(functions) < len(rules) or not functions:
+        raise ArgumentError("parametrisation", shown(str(rules)), f"{RULES}, each once")
+    return functions
+
+
+def _named_functions(rule: Any, optimiser: str, library: Library) -> tuple[str, Any]:
+    """The name of the sweep of one rule, and its functions; None for "sp"."""
+    if rule == "sp":
+        return "sp", None
+    if isinstance(rule, DerivedRule):
+        return "derived", library.functions_of(rule.source())
+    if isinstance(rule, str | Path):
+        path = Path(rule)
+        if path.suffix == ".toml":
+            return path.stem, library.functions_of_toml(path, optimiser)
+        if path.suffix == ".py":
+            return path.stem, library.functions_of_python(path, optimiser)
+    raise ArgumentError("parametrisation", shown(str(rule)), RULES)
