@@ -2,6 +2,7 @@
 clock fails no test; audits without pictures.
 """
 
+import contextlib
 import gc
 import importlib
 import signal
@@ -40,10 +41,9 @@ def pytest_collection(session):
     modules = modules_to_collect(session.config)
     first = len(modules) * int(worker["workerid"][2:]) // worker["workercount"]
     for module in modules[first:] + modules[:first]:
-        try:
+        # collection imports it again, and reports what is wrong
+        with contextlib.suppress(Exception, pytest.skip.Exception):
             importlib.import_module(module)
-        except (Exception, pytest.skip.Exception):
-            pass  # collection imports it again, and reports the error
 
 
 def modules_to_collect(config):

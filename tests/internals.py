@@ -110,11 +110,13 @@ _NAMES = {
         "VECTORS as LOWERING_VECTORS",
     ),
     "netsor.engine.lower._components": (
+        "Clusters",
         "connected",
         "FrameBatch",
     ),
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
+    "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
@@ -506,6 +508,7 @@ _NAMES = {
     ),
     "netsor.studies._calibration": ("calibrated", "slowness"),
     "netsor.studies._convergence": (
+        "Rate",
         "difference",
         "slope_of",
     ),
@@ -649,6 +652,9 @@ _NAMES = {
         "Linear",
         "Vectors",
     ),
+    "netsor.maximal_update._measurement": ("_pooled", "repeated_groups"),
+    "netsor.maximal_update._power": ("Power as PowerOfSizes",),
+    "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
     "netsor.torch._capture": ("captured",),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
@@ -692,6 +698,7 @@ _NAMES = {
     "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
+        "Departures",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",
