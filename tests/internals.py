@@ -695,7 +695,13 @@ _NAMES = {
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
     "netsor.reader._structure": ("structure",),
-    "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.checks._run_bands": (
+        "band as run_band",
+        "band_given",
+        "enough_runs",
+        "half_width",
+        "regression",
+    ),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
         "Departures",

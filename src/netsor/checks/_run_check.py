@@ -67,8 +67,9 @@ MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
 RARE = 4.0  # mistakes that are seldom made
 FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
-DECISIVE = 20.0  # differences of `_misfit` that no noise of few runs makes
+DECISIVE = 40.0  # differences of `_misfit` that no noise of few runs makes
 SHRUNK = 0.2  # of correlations that runs show is noise
+SHRUNK_OF_FEW = 0.5  # if few runs show how a mistake changes the numbers
 MOST_EARLIER = 2  # steps besides the first one that predict a number
 NARROWER = 0.8  # a prediction is used if it makes a band narrower by this factor
 FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
@@ -742,7 +743,8 @@ class RunLaw:
         for mistake in mistakes:
             values = self._with_mistake(mistake, runs, last)
             if values:
-                misfit = self._misfit(self._shifted(values), beginning)
+                law = self._shifted(values)
+                misfit = self._misfit(law, beginning, SHRUNK_OF_FEW)
                 scored.append((misfit + mistake.cost, mistake))
         return sorted(scored, key=lambda each: each[0])
 
@@ -807,7 +809,9 @@ class RunLaw:
             shifted[name] = np.where(is_constant, few[name][0], numbers)
         return shifted
 
-    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+    def _misfit(
+        self, values: Mapping[str, Floats], logged: RunLog, shrunk: float = SHRUNK
+    ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
         It is that of Student's law with few degrees of freedom, whose correlations are
@@ -820,7 +824,7 @@ class RunLaw:
                 keys.append((name, step))
                 scores.append(score)
                 scale += float(np.log(variance))
-        correlations = self._correlations(keys)
+        correlations = self._correlations(keys, shrunk)
         z = np.array(scores)
         square = float(z @ np.linalg.solve(correlations, z))
         return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
@@ -837,16 +841,16 @@ class RunLaw:
         distance = (value - float(x.mean())) / math.sqrt(variance)
         return max(-FARTHEST, min(distance, FARTHEST)), variance
 
-    def _correlations(self, keys: Sequence[tuple[str, int]]) -> Floats:
+    def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
 
-        Few runs show them with errors, so they are shrunk.
+        Runs show them with errors, so a share of them is left out.
         """
         x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
         x = x - x.mean(axis=1, keepdims=True)
         sizes = np.linalg.norm(x, axis=1, keepdims=True)
         x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
-        correlations: Floats = (1 - SHRUNK) * (x @ x.T)
+        correlations: Floats = (1 - shrunk) * (x @ x.T)
         np.fill_diagonal(correlations, 1.0)
         return correlations
 

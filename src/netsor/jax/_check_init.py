@@ -18,7 +18,7 @@ import numpy as np
 from .._array_api import Floats
 from .._validate import ArgumentError, counted, real, seed_number, whole
 from ..checks._findings import InitFinding, holm
-from ..checks._init_check import DECLARED, OWN, InitCheck
+from ..checks._init_check import DECLARED, OWN, InitCheck, depths_differ
 from ..checks._parameter_tests import (
     PREFIX,
     Entries,
@@ -132,6 +132,7 @@ def check_init(
         draws=draws if of_pass.checked else 0,
         notes=_notes(of_pass, has_reference, parameters_only),
         parameters_only=parameters_only,
+        other_depth=subject.other_depth,
     )
 
 
@@ -166,6 +167,7 @@ class Subject(NamedTuple):
     known: Reference
     net: Structure | None  # the parts of the model; None if its pass is not compared
     problem: str  # why the pass is not compared; "": it is
+    other_depth: str = ""  # that the reference has another number of blocks
 
 
 def _subject(
@@ -205,7 +207,9 @@ def _subject(
         return without_pass
     reference_model = model if reference is None else reference
     try:
-        net = read_network(reference_model, inputs, laws=every, **options)
+        # a reference may have more parameters, of more blocks
+        of_both = Parameters({**laws, **every}, laws.samples)
+        net = read_network(reference_model, inputs, laws=of_both, **options)
         structure = real_structure(model, inputs, parts.laws, options)
     except ArgumentError:
         raise
@@ -215,7 +219,8 @@ def _subject(
     count, expected = len(structure.blocks), len(pass_law.masks)
     if count != expected:
         problem = f"it has {counted(count, 'block')}, and the reference has {expected}"
-        return without_pass._replace(problem=problem)
+        other_depth = depths_differ(count, expected)
+        return without_pass._replace(problem=problem, other_depth=other_depth)
     return without_pass._replace(known=pass_law, net=structure, problem="")
 
 
