@@ -483,6 +483,7 @@ _NAMES = {
     "netsor.report._mpl_style": (
         "label_ends",
         "new",
+        "rendered",
     ),
     "netsor.runtime._cancel": (
         "Cancelled",

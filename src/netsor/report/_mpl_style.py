@@ -179,8 +179,7 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
 
 def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # the layout is done
+    _lay_out(figure)
     dates: dict[str, dict[str, None]] = {
         "pdf": {"CreationDate": None},
         "svg": {"Date": None},
@@ -191,3 +190,18 @@ def rendered(figure: Any, *kinds: str) -> list[bytes]:
         figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
         files.append(buffer.getvalue())
     return files
+
+
+def _lay_out(figure: Any) -> None:
+    """Lay out the figure once, for all files: with an engine, each would be drawn
+    twice.
+    """
+    import matplotlib as mpl  # `styled` has loaded it
+
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
+    # in a session of the user's, None could stand for another engine
+    without = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+    with mpl.rc_context(without):  # type: ignore[arg-type]
+        figure.set_layout_engine(None)
