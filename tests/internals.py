@@ -117,6 +117,7 @@ _NAMES = {
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
     "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
+    "netsor.engine.lower._repeated_blocks": ("FIRST_BLOCKS", "LAST_BLOCKS"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
