@@ -110,7 +110,7 @@ _NAMES = {
         "VECTORS as LOWERING_VECTORS",
     ),
     "netsor.engine.lower._components": (
-        "connected",
+        "least_in_component",
         "FrameBatch",
     ),
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
