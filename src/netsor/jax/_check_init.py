@@ -18,7 +18,7 @@ import numpy as np
 from .._array_api import Floats
 from .._validate import ArgumentError, counted, real, seed_number, whole
 from ..checks._findings import InitFinding, holm
-from ..checks._init_check import DECLARED, OWN, InitCheck
+from ..checks._init_check import DECLARED, OWN, InitCheck, depths_differ
 from ..checks._parameter_tests import (
     PREFIX,
     Entries,
@@ -142,6 +142,7 @@ def check_init(
         draws=draws if of_pass.checked else 0,
         notes=notes,
         parameters_only=parameters_only,
+        other_depth=subject.other_depth,
     )
 
 
@@ -153,6 +154,7 @@ class Subject(NamedTuple):
     known: Reference
     net: Structure | None  # the parts of the model; None if its pass is not compared
     problem: str  # why the pass is not compared; "": it is
+    other_depth: str = ""  # that the reference has another number of blocks
 
 
 def _subject(
@@ -190,7 +192,9 @@ def _subject(
     if parameters_only:
         return subject
     try:
-        net = read_network(of_reference, inputs, laws=every, **options)
+        # a reference may have more parameters, of more blocks
+        of_both = Parameters({**laws, **every}, laws.samples)
+        net = read_network(of_reference, inputs, laws=of_both, **options)
         structure = real_structure(model, inputs, parts.laws, options)
     except ArgumentError:
         raise
@@ -200,7 +204,8 @@ def _subject(
     count, expected = len(structure.blocks), len(pass_law.masks)
     if count != expected:
         problem = f"it has {counted(count, 'block')}, and the reference has {expected}"
-        return subject._replace(problem=problem)
+        other_depth = depths_differ(count, expected)
+        return subject._replace(problem=problem, other_depth=other_depth)
     return subject._replace(known=pass_law, net=structure, problem="")
 
 

@@ -146,7 +146,7 @@ def check_run(
     level : float
         The probability with which a healthy run is flagged.
     tolerance : float
-        The relative difference between devices that is allowed besides; 0.01 for a run
+        The relative difference between devices that is also allowed; 0.01 for a run
         in bfloat16.
     seed : int
         The seed of the healthy runs.

@@ -22,6 +22,7 @@ from ..checks._run_check import (
     PARAMETERS,
     STD_FACTOR,
     UPDATE,
+    Departures,
     Hypothesis,
     TrainingLoop,
 )
@@ -31,6 +32,7 @@ from ..checks._run_mistakes import (
     logged_late,
     mistakes_of_clipping,
     mistakes_of_factor,
+    mistakes_of_logging,
     summed_gradients,
     summed_loss,
     summed_over_tokens,
@@ -94,10 +96,11 @@ class Loop(TrainingLoop):
             row, moving, state = self._step(moving, rest, state, self._batches(step))
             rows.append(row)
         kept = rows[self.logged_first :]
-        return {
+        named = {
             name: np.array([float(row[name]) for row in kept], dtype=float)
             for name in kept[0]
         }
+        return named if self.of_log is None else self.of_log(named)
 
     @cached_property
     def _init(self) -> Callable[[Any], Any]:
@@ -166,11 +169,17 @@ class Loop(TrainingLoop):
             return outputs
         return cross_entropy(outputs, batch.labels)
 
-    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
+    def mistakes(self, departures: Departures) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        listed = [*self._of_accumulation(), *self._of_gradients(), *self._of_steps()]
-        if GRADIENT in factors:
-            listed += mistakes_of_factor(self, factors[GRADIENT])
+        listed = [
+            *self._of_accumulation(),
+            *self._of_gradients(departures.first(CLIPPED)),
+            *self._of_steps(),
+            *mistakes_of_logging(self, departures),
+        ]
+        factor = departures.first(GRADIENT)
+        if factor is not None:
+            listed += mistakes_of_factor(self, factor)
         return listed
 
     def _of_accumulation(self) -> list[Hypothesis]:
@@ -184,14 +193,14 @@ class Loop(TrainingLoop):
             last_pass_only(self),
         ]
 
-    def _of_gradients(self) -> list[Hypothesis]:
+    def _of_gradients(self, clipped: float | None) -> list[Hypothesis]:
         """Sums over tokens, and clipping that is missing or at another norm."""
         listed = []
         labels = self.batches[0].labels
         tokens = 0 if labels is None else int((labels >= 0).sum())
         if tokens > 1:
             listed.append(summed_over_tokens(self, tokens))
-        return [*listed, *mistakes_of_clipping(self)]
+        return [*listed, *mistakes_of_clipping(self, clipped)]
 
     def _of_steps(self) -> list[Hypothesis]:
         """Labels, batches, and updates in another order or number."""

@@ -30,7 +30,7 @@ from ._rules import (
     layer_pattern_of,
     patterns_of,
 )
-from ._solve import halves
+from ._solve import halves, is_decided
 from ._subject import Subject
 
 MOST_ROUNDS = 8  # of measuring and changing
@@ -302,12 +302,19 @@ def _changed(
     for name, each in rule.parameters.items():
         change = halves(_value(found.changes.get(name)))
         lr = Power(each.lr.width, each.lr.depth - change + 0.0)
-        eps = each.eps
+        changed = replace(each, lr=lr, weight_decay=_decay(each, lr))
         if has_eps and name not in matrices:
-            gradient = found.gradients.get(name)
-            eps = Power(each.eps.width, halves(_value(gradient)))
-        parameters[name] = replace(each, lr=lr, eps=eps, weight_decay=_decay(each, lr))
+            changed = _with_eps(changed, found.gradients.get(name))
+        parameters[name] = changed
     return ScalingRule(parameters, rule.scales)
+
+
+def _with_eps(rule: ParameterRule, gradient: Fit | None) -> ParameterRule:
+    """The rule with the eps that follows a gradient; constant if that is unknown."""
+    is_known = gradient is None or is_decided(gradient.exponent)
+    if rule.has_unknown_eps or not is_known:
+        return replace(rule, eps=Power(), has_unknown_eps=True)
+    return replace(rule, eps=Power(rule.eps.width, halves(_value(gradient))))
 
 
 def _value(fit: Fit | None) -> float:

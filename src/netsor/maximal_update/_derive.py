@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from .._validate import ArgumentError, Shape, real, whole
 from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
-from ._measurement import Graphs, Measurement, Size, measure
+from ._measurement import Graphs, Measurement, Size, measure, repeated_groups
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
-from ._rules import OutputScale, ParameterRule, ScalingRule
-from ._solve import Solution, Solver, halves
+from ._rules import OutputScale, ParameterRule, ScalingRule, layer_pattern_of
+from ._solve import Solution, Solver, halves, is_decided, nearest_half
 from ._subject import Family, Subject
 
 WIDTHS = (64, 128, 256)
 DRAWS = 4
+FEWEST_DRAWS = 3
+TOO_FEW = ": two initialisations give intervals that decide no exponent"
 MOST_ROUNDS = 8  # of measuring and changing
 
 
@@ -56,6 +60,7 @@ def derive(
             _describe(derived.last.found, k) for k in derived.last.solution.growing
         ),
         matrices=tuple(derived.last.found.matrices),
+        repeated=_repeated_patterns(derived.last.found.shapes),
         given=given,
     )
 
@@ -122,6 +127,13 @@ def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
         {name: shape for name, shape in shapes.items() if name not in scaled}
         for shapes in derived.last.found.shapes
     ]
+
+
+def _repeated_patterns(shapes: Sequence[Mapping[str, Shape]]) -> frozenset[str]:
+    """Patterns whose parameters have the same shape in every layer."""
+    groups = [{*map(layer_pattern_of, names)} for names in repeated_groups(shapes)]
+    counts = Counter(pattern for patterns in groups for pattern in patterns)
+    return frozenset(pattern for pattern, count in counts.items() if count == 1)
 
 
 class Derived(NamedTuple):
@@ -195,7 +207,7 @@ def _changed(
         change = halves(solution.std.get(name, 0.0))
         if change:
             std = Power(parameters[name].std.width + change)
-            parameters[name] = _replaced(parameters[name], std=std)
+            parameters[name] = replace(parameters[name], std=std)
     if parameters != {name: rule.of(name) for name in parameters}:
         return ScalingRule(parameters, rule.scales)
     if solution.scales:
@@ -203,23 +215,20 @@ def _changed(
     without_decay = found.matrices if family.is_sphere else {}
     for name, each in parameters.items():
         lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
-        eps = each.eps
-        gradient = found.gradients.get(name)
+        eps, gradient = each.eps, found.gradients.get(name)
+        is_unknown = False
         if family.has_eps and name not in found.matrices and gradient is not None:
-            eps = Power(round(2 * gradient.exponent.value) / 2 + 0.0)
+            is_unknown = not is_decided(gradient.exponent)
+            eps = Power() if is_unknown else Power(nearest_half(gradient.exponent))
         parameters[name] = ParameterRule(
             std=each.std,
             lr=lr,
             eps=eps,
             weight_decay=Power() if name in without_decay else Power(-lr.width + 0.0),
             is_free=name in solution.free,
+            has_unknown_eps=is_unknown,
         )
     return ScalingRule(parameters, rule.scales)
-
-
-def _replaced(rule: ParameterRule, *, std: Power) -> ParameterRule:
-    """A rule with another standard deviation."""
-    return ParameterRule(std, rule.lr, rule.eps, rule.weight_decay, rule.is_free)
 
 
 def _with_scales(

@@ -12,7 +12,7 @@ from .._validate import Shape
 from ..laws._power_law import Fit, fit
 from ..reader._graph import UnsupportedError
 from ._responses import Arrays, Node, Operations, Responses, last_axes, with_narrow
-from ._rules import Place, ScalingRule
+from ._rules import NUMBER, Place, ScalingRule
 from ._solve import Exponents
 
 Size = tuple[int, int | None]  # the width and the depth
@@ -53,6 +53,7 @@ class Measurement:
 
     operations: Operations  # of the smallest network
     exponents: Exponents
+    # of all layers together: see `repeated_groups`
     gradients: Mapping[str, Fit | None]
     stds: Mapping[str, Fit | None]  # of the entries of random parameters
     values: Mapping[Node, Any]  # of all operations in one draw of that network
@@ -89,6 +90,8 @@ def measure(
     networks = _networks(graphs, rule, sizes)
     drawn = [graphs.drawn(rule, network, draws) for network in networks]
     at = _abscissae(sizes)
+    shapes = [net.shapes for net in networks]
+    groups = repeated_groups(shapes)
 
     def all_of(kind: str) -> Any:
         """One field of all draws, by size and draw."""
@@ -97,13 +100,71 @@ def measure(
     return Measurement(
         operations=networks[0].operations,
         exponents=_exponents(all_of("responses"), at),
-        gradients=fits_of(all_of("gradients"), at),
+        gradients=fits_of(
+            [
+                [_pooled(draw.gradients, groups) for draw in of_size]
+                for of_size in drawn
+            ],
+            at,
+        ),
         stds=fits_of(all_of("stds"), at),
         values=networks[0].values,
-        shapes=[net.shapes for net in networks],
+        shapes=shapes,
         random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
         matrices=graphs.matrices_of(sizes[0]),
     )
+
+
+def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
+    """Names of parameters that are the same in every layer, or in every expert.
+
+    They differ in the number of the layer, or in numbers of parts of it that all have
+    parameters of the same names; and they have the same shape in networks of every
+    size.
+    """
+    of_name = {name: tuple(x.get(name) for x in shapes) for name in shapes[0]}
+    # by the path of a container and the number of a part: its parameters
+    parts: dict[str, dict[str, set[Any]]] = {}
+    for name, of_sizes in of_name.items():
+        for number in NUMBER.finditer(name):
+            path, rest = name[: number.start()], name[number.end() :]
+            of_container = parts.setdefault(path, {})
+            of_container.setdefault(number.group(), set()).add((rest, of_sizes))
+
+    groups: dict[Any, list[str]] = {}
+    for name, of_sizes in of_name.items():
+        groups.setdefault((_pattern_of_alike(name, parts), of_sizes), []).append(name)
+    return [*groups.values()]
+
+
+def _pattern_of_alike(name: str, parts: Mapping[str, Mapping[str, set[Any]]]) -> str:
+    """A name with * for the number of its layer, and for numbers of parts of layers
+    that all have the same parameters.
+    """
+    pieces, end = [], 0
+    for k, number in enumerate(NUMBER.finditer(name)):
+        first, *others = parts[name[: number.start()]].values()
+        is_alike = k == 0 or all(other == first for other in others)
+        pieces += [name[end : number.start()], "*" if is_alike else number.group()]
+        end = number.end()
+    return "".join([*pieces, name[end:]])
+
+
+def _pooled(
+    sizes: Mapping[str, float], groups: Sequence[Sequence[str]]
+) -> dict[str, float]:
+    """The geometric mean over each group, of sizes that are not 0, for all its names.
+
+    One scalar in each layer has a gradient of few numbers, and its exponent a wide
+    interval: all layers have one rule, so they have one measurement.
+    """
+    means = dict(sizes)
+    for names in groups:
+        positive = [sizes[name] for name in names if sizes.get(name)]
+        if positive:
+            mean = float(np.exp(np.mean(np.log(positive))))
+            means.update(dict.fromkeys(names, mean))
+    return means
 
 
 def _abscissae(sizes: Sequence[Size]) -> list[float]:

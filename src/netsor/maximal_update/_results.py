@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,11 @@ from typing import Any, NamedTuple
 
 from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
-from ._coordinate_check import OK, TOLERANCE, Change, coordinate_check
+from ._coordinate_check import OK, TOLERANCE, Change, Trained, coordinate_check
 from ._depth_rule import TOLERANCE as IN_DEPTH
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
-from ._measurement import Measurement
+from ._measurement import SMALL_LR, Measurement
 from ._power import Power
 from ._responses import Edge
 from ._rules import (
@@ -51,6 +52,13 @@ EXPLANATION = (
     " has the inverse power of the learning rate. Exponents of updates have 99 %"
     " intervals: 0 means that a step changes what a parameter writes as much at every"
     " width."
+)
+
+
+UNKNOWN = "?"
+EXPLANATION_OF_UNKNOWN = (
+    f" {UNKNOWN}: gradients do not determine this eps, and the files keep it constant;"
+    " more draws narrow it down."
 )
 
 
@@ -187,13 +195,16 @@ class DerivedRule:
     depth: DepthRule | None = None
     growing: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
+    # patterns of parameters that repeat from layer to layer
+    repeated: frozenset[str] = frozenset()
     # of the learning rates of the user's optimiser, which those of `rule` change
     given: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
         """The exponents of each parameter, by patterns of names."""
-        return collapsed({name: self._full(name) for name in self.rule.parameters})
+        rules = {name: self._full(name) for name in self.rule.parameters}
+        return collapsed(rules, self.repeated)
 
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
@@ -298,6 +309,11 @@ class DerivedRule:
             sentences.insert(
                 0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
             )
+        if self.with_unknown_eps:
+            names = ", ".join(self.with_unknown_eps)
+            sentences.append(
+                f"UNDETERMINED, and constant in this file: eps of {names}."
+            )
         return [*sentences, *(self.depth.verified if self.depth else ())]
 
     def check(
@@ -331,29 +347,61 @@ class DerivedRule:
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
             each output.
         """
-        subject = self.subject
-        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
-        training = subject.trained(
-            self.source(),
-            scales=self.scales if self.depth is None else self.rule.by_pattern().scales,
-            free=[*dict.fromkeys(map(layer_pattern_of, free))],
-            seed=subject.seed + OTHER_SEEDS,
-        )
+        training = self._trained
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
         if depths is not None:
             in_depth = self._checked_in_depth(widths, depths)
             return coordinate_check(
                 training,
-                [(subject.base_width, depth) for depth in depths],
+                [(self.subject.base_width, depth) for depth in depths],
                 [*depths],
                 expected=in_depth.expected,
                 named=in_depth.named,
                 tolerance=IN_DEPTH,
                 **options,
             )
-        at = [*(widths or (*self.widths, 2 * max(self.widths)))]
-        sizes = [subject.size(width, subject.base_depth) for width in at]
+        at = [*(widths or self.widths_of_check)]
+        sizes = [self.subject.size(width, self.subject.base_depth) for width in at]
         return coordinate_check(training, sizes, at, expected=self.expected, **options)
+
+    @property
+    def widths_of_check(self) -> tuple[int, ...]:
+        """The widths of `check`: those of the derivation, and twice the largest."""
+        return (*self.widths, 2 * max(self.widths))
+
+    @property
+    def depths_of_check(self) -> tuple[int, ...]:
+        """The depths of a check: those of the derivation, and twice the largest; none
+        without exponents of the depth.
+        """
+        if self.depth is None:
+            return ()
+        return (*self.depth.depths, 2 * max(self.depth.depths))
+
+    def check_seconds(self, steps: int = 3, draws: int = 16) -> float:
+        """About how long `check` takes for all its widths and depths, from one training
+        at each.
+        """
+        subject, training = self.subject, self._trained
+        sizes = [subject.size(n, subject.base_depth) for n in self.widths_of_check]
+        sizes += [(subject.base_width, depth) for depth in self.depths_of_check]
+        training.changes(sizes[0], SMALL_LR, 0, 1)  # the first one loads libraries
+        start = time.perf_counter()
+        for size in sizes:
+            training.changes(size, SMALL_LR, 0, steps)
+        return draws * (time.perf_counter() - start)
+
+    @property
+    def _trained(self) -> Trained:
+        """Networks that are trained with the emitted file."""
+        subject = self.subject
+        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
+        return subject.trained(
+            self.source(),
+            scales=self.scales if self.depth is None else self.rule.by_pattern().scales,
+            free=[*dict.fromkeys(map(layer_pattern_of, free))],
+            seed=subject.seed + OTHER_SEEDS,
+        )
 
     def _checked_in_depth(self, widths: Any, depths: Sequence[int]) -> DepthRule:
         """What is known of the depth, for a check of depths."""
@@ -385,6 +433,7 @@ class DerivedRule:
             parameters[name] = {
                 **{field: getattr(rule, field)._asdict() for field in POWERS},
                 "may_start_smaller": rule.is_free,
+                "has_unknown_eps": rule.has_unknown_eps,
                 "rule": self.name_of(name),
                 "measured": {
                     field: None if x is None else x.as_dict()
@@ -447,6 +496,9 @@ class DerivedRule:
         )
         if self.depth is not None:
             text += f" {self.depth.words}"
+        if self.with_unknown_eps:
+            count_unknown = len(self.with_unknown_eps)
+            text += f" eps is undetermined for {counted(count_unknown, 'parameter')}."
         if self.undecided:
             return (
                 "Undecided: exponents of the updates of"
@@ -464,6 +516,11 @@ class DerivedRule:
         return [*self._coarse, *(self.depth.undecided if self.depth else ())]
 
     @property
+    def with_unknown_eps(self) -> list[str]:
+        """The parameters, by patterns, whose eps the gradients do not determine."""
+        return [k for k, rule in self.parameters.items() if rule.has_unknown_eps]
+
+    @property
     def _coarse(self) -> list[str]:
         """Those at several widths."""
         coarse = []
@@ -476,27 +533,38 @@ class DerivedRule:
     @property
     def _verdict_on_departures(self) -> str:
         """What is not maximal in the module and the optimiser of the user."""
+        subject = f"{self.module_name} with its own {self.subject.family.words}"
         departures_in_words = [str(departure) for departure in self.departures]
-        if not departures_in_words:
-            return (
-                f"{self.module_name} with its own {self.subject.family.words}: nothing"
-                " to change, all updates are maximal."
+        coarse = ""
+        if self.undecided:
+            coarse = (
+                f" Undecided for {counted(len(self.undecided), 'parameter')}, as"
+                f" {self.undecided[0]}: use more draws or wider widths."
             )
-        heading = (
-            f"{self.module_name} with its own {self.subject.family.words}:"
-            f" {counted(len(departures_in_words), 'number')} must change."
-        )
-        return "\n".join([heading, *(f"  {line}" for line in departures_in_words)])
+        if departures_in_words:
+            count = counted(len(departures_in_words), "number")
+            heading = f"{subject} departs from maximal updates: {count} must change."
+            return "\n".join(
+                [heading + coarse, *(f"  {line}" for line in departures_in_words)]
+            )
+        if coarse:
+            return f"{subject}: no departure from maximal updates.{coarse}"
+        return f"{subject}: nothing to change, all updates are maximal."
 
     def __str__(self) -> str:
         heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
         rows: list[tuple[str, ...]] = [heads]
         for pattern, rule in self.parameters.items():
-            names = [x for x in self.evidence if pattern in patterns_of(x)]
+            names = [
+                name
+                for name in self.evidence
+                if pattern in patterns_of(name) and self._full(name) == rule
+            ]
             shown = self.evidence[names[0]]
             update = f"{_interval(shown.update_before)} → {_interval(shown.update)}"
             kind = self.name_of(names[0])
-            row = (pattern, _n(rule.std), _n(rule.lr), _n(rule.eps), update)
+            eps = UNKNOWN if rule.has_unknown_eps else _n(rule.eps)
+            row = (pattern, _n(rule.std), _n(rule.lr), eps, update)
             rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
         lines = [self.verdict, "", *_table(rows)]
         scales = {
@@ -514,7 +582,10 @@ class DerivedRule:
         letters = f"n is the width over {self.subject.base_width}"
         if self.subject.base_depth is not None:
             letters += f", L the depth over {self.subject.base_depth}"
-        lines += ["", f"{letters}. {EXPLANATION}"]
+        explanation = EXPLANATION
+        if self.with_unknown_eps:
+            explanation += EXPLANATION_OF_UNKNOWN
+        lines += ["", f"{letters}. {explanation}"]
         return "\n".join(lines)
 
 

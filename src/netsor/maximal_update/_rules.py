@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -27,6 +28,8 @@ class ParameterRule:
     is_free : bool
         Whether the parameter may start smaller, or at 0: what it writes is of order 1
         only after a step.
+    has_unknown_eps : bool
+        Whether gradients do not determine the power of eps, which is then constant.
 
     Examples
     --------
@@ -39,6 +42,7 @@ class ParameterRule:
     eps: Power = ZERO
     weight_decay: Power = ZERO
     is_free: bool = False
+    has_unknown_eps: bool = False
 
 
 class Part(NamedTuple):
@@ -123,15 +127,28 @@ class ScalingRule:
         return ScalingRule(parameters, tuple(scales.values()))
 
 
-def collapsed(rules: Mapping[str, ParameterRule]) -> dict[str, ParameterRule]:
-    """The rules by the most general patterns whose parameters all have the same."""
-    by_pattern: dict[str, set[ParameterRule]] = {}
+def collapsed(
+    rules: Mapping[str, ParameterRule], repeated: Collection[str] = ()
+) -> dict[str, ParameterRule]:
+    """The rules by the most general patterns whose parameters all have the same.
+
+    `repeated` are patterns of parameters that repeat from layer to layer. They have a
+    rule in any case, the most common one of their layers, so that networks with more
+    layers have it too; layers with another rule have it by name.
+    """
+    by_pattern: dict[str, Counter[ParameterRule]] = {}
     for name, rule in rules.items():
         for pattern in patterns_of(name):
-            by_pattern.setdefault(pattern, set()).add(rule)
+            by_pattern.setdefault(pattern, Counter())[rule] += 1
     patterns: dict[str, ParameterRule] = {}
     for name, rule in rules.items():
         alike = [x for x in patterns_of(name) if len(by_pattern[x]) == 1]
+        layers = layer_pattern_of(name)
+        if layers in repeated and alike == [name]:
+            ((common, _),) = by_pattern[layers].most_common(1)
+            patterns.setdefault(layers, common)
+            if rule == common:
+                continue
         patterns.setdefault(alike[-1] if alike else name, rule)
     return patterns
 

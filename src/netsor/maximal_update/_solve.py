@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from ..laws._power_law import Fit
+from ..laws._power_law import Exponent, Fit
 from ._responses import Edge, Operation, Operations
 
 NOTHING = -float("inf")  # the exponent of what does not change
@@ -84,6 +84,17 @@ def halves(exponent: float) -> float:
     if abs(exponent) < EXCESS:
         return 0.0
     return round(2 * exponent) / 2 + 0.0
+
+
+def nearest_half(exponent: Exponent) -> float:
+    """The multiple of 1/2 nearest to a measured exponent."""
+    return round(2 * exponent.value) / 2 + 0.0
+
+
+def is_decided(exponent: Exponent) -> bool:
+    """Whether the interval excludes all multiples of 1/2 but the nearest."""
+    nearest = nearest_half(exponent)
+    return nearest - 0.5 < exponent.low and exponent.high < nearest + 0.5
 
 
 @dataclass

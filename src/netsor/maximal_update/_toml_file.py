@@ -236,6 +236,16 @@ def _reference(table: Mapping[str, Any]) -> Reference:
     )
 
 
+def unreadable_file(path: Path, error: Exception) -> ArgumentError:
+    """The error for a Python file that is not a rule, or that fails."""
+    words = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+    if isinstance(error, KeyError):
+        words = f"it has no function {error}"
+    return ArgumentError(
+        "parametrisation", str(path), f"a file that netsor parametrise wrote: {words}"
+    )
+
+
 def check_optimiser(of_rule: str, optimiser: str, source: str) -> None:
     """Reject a rule for another optimiser."""
     if of_rule != optimiser:

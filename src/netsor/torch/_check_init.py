@@ -244,7 +244,9 @@ class Subject(NamedTuple):
         """That the reference has another number of blocks; "" if it has as many."""
         if self.net is None or self.known.probes is None:
             return ""
-        return depths_differ(len(self.net.blocks), expected=len(self.known.masks))
+        blocks = len(self.net.blocks)
+        remedy = f", such as a config.json with n_layer={blocks}"
+        return depths_differ(blocks, expected=len(self.known.masks), remedy=remedy)
 
 
 def _subject(module: Any, real: Any, inputs: Inputs, reference: Any) -> Subject:

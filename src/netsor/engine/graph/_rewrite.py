@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -81,8 +81,7 @@ def rewritten(
         copy = value
         inputs = value.op.inputs
         if new and not new.keys().isdisjoint(inputs):
-            op = value.op.with_inputs(*(new.get(x, x) for x in inputs))
-            copy = replace(value, op=op)
+            copy = value.with_inputs(*[new.get(x, x) for x in inputs])
         replacement = change(value, copy)
         if replacement is not value:
             new[value] = replacement

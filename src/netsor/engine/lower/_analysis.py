@@ -209,6 +209,14 @@ class ProgramAnalysis:
         return asked_entries(self.outputs)
 
     @cached_property
+    def groups_with_outputs(self) -> frozenset[FrameBatch]:
+        """The groups that contain vectors of an output."""
+        groups: set[FrameBatch] = set()
+        for output in self.outputs:
+            groups.update(self.with_vectors.get(output, ()))
+        return frozenset(groups)
+
+    @cached_property
     def coordinates_cheaper(self) -> frozenset[FrameBatch]:
         """Groups at finite width whose sources cost less with a normal per coordinate.
 

@@ -24,6 +24,7 @@ from ...language.operations._operation import (
 )
 from ...language.operations._score import Pool
 from ...language.values._array import Axes, Value, VectorAccess
+from ...language.values._parameters import Weight
 from ...language.values._vector import Vector
 from ..graph._operations import (
     AdjointCorrection,
@@ -252,16 +253,18 @@ class Clusters:
         """The vectors and the sources of each value, sorted by their clusters."""
         labels = self.labels() if self._count else np.zeros(0, np.intp)
         # by the labels, since many values have their vectors in the same clusters
-        splits: dict[bytes, _Split] = {}
+        splits: dict[object, _Split] = {}
         entries: list[_Entry] = []
         for value in self.values:
             for is_source, ids in ((False, self.ids), (True, self.members)):
                 if value not in ids or not ids[value].size:
                     continue
-                labels_of_value = labels[ids[value]].ravel()
-                key = labels_of_value.tobytes()
+                distinct = _without_copies(ids[value])
+                distinct_labels = labels[distinct]
+                key = distinct_labels.tobytes(), _axes_of_copies(ids[value])
                 if key not in splits:
-                    splits[key] = _Split(labels_of_value)
+                    copied = np.broadcast_to(distinct_labels, ids[value].shape)
+                    splits[key] = _Split(copied.ravel())
                 entries.append(_Entry(value, is_source, splits[key]))
         return entries
 
@@ -298,10 +301,25 @@ class Clusters:
 
     def _link(self, ids: Ints, other_ids: Ints) -> None:
         """Link the numbers of two arrays, entry by entry; the arrays are broadcast."""
-        apart = ids != other_ids  # the outputs of one matrix have one number already
+        if ids is other_ids:
+            return
+        starts, ends = _without_common_copies(*np.broadcast_arrays(ids, other_ids))
+        apart = starts != ends  # the outputs of one matrix have one number already
         if apart.any():
-            starts, ends = np.broadcast_arrays(ids, other_ids)
             self._edges.append((starts[apart], ends[apart]))
+
+    def _link_along(self, x: Value, axis: int) -> Ints:
+        """Link the vectors of a value along an axis; returns the numbers of the first.
+
+        From then on the others have the number of the first, and `_link` compares one
+        for all of them.
+        """
+        ids = self.ids[x]
+        first_ids = np.take(ids, [0], axis)
+        if ids.shape[axis] > 1 and ids.strides[axis]:
+            self._link(first_ids, ids)
+            self.ids[x] = np.broadcast_to(first_ids, ids.shape)
+        return first_ids
 
     def _link_products(self, ndim: int, x: Vector, y: Vector) -> None:
         """Link the vectors of products ⟨x[…, i], y[…, j]⟩ in an array with `ndim` axes.
@@ -309,35 +327,32 @@ class Clusters:
         For each leading index …, all x[…, i] and all y[…, j] are then in one cluster.
         """
 
-        def aligned(vector: Vector) -> Ints:
-            """The component of each vector, (…, i, blocks), with `ndim` axes."""
-            ids = self.ids[vector]
+        def first_ids(vector: Vector) -> Ints:
+            """The numbers of the vectors […, 0], with `ndim` axes."""
+            if vector.ndim:
+                self._link_along(vector, vector.ndim - 1)
+            ids = self.ids[vector]  # (…, i, blocks)
             new_axes = (1,) * (ndim - ids.ndim)
-            return ids.reshape(new_axes + ids.shape)
+            aligned = ids.reshape(new_axes + ids.shape)
+            return aligned[..., 0, :]
 
-        x_ids = aligned(x)
-        first_x = x_ids[..., :1, :]
-        self._link(first_x, x_ids)
-        if x is not y:
-            y_ids = aligned(y)
-            first_y = y_ids[..., :1, :]
-            self._link(first_y, y_ids)
-            self._link(x_ids[..., 0, :], y_ids[..., 0, :])
+        self._link(first_ids(x), first_ids(y))
 
-    def _link_whole_axes(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
+    def _link_whole_axes(self, x: Value, axes: Axes, ndim: int) -> Ints:
         """Link the vectors along the axes of an argument that an operation reads whole.
 
-        `ids`: (*shape of the argument, blocks). `axes` says for each axis of the
-        argument which axis of the result it is, or None if it is read whole. Returns
-        the numbers of the first vector along each whole axis, with the axes of the
-        result, which has `ndim` of them. For example, axes (1, None) with `ndim` 2 turn
-        (3, 5, blocks) into (1, 3, blocks).
+        `axes` says for each axis of the argument which axis of the result it is, or
+        None if it is read whole. Returns the numbers of the first vector along each
+        whole axis, with the axes of the result, which has `ndim` of them. For example,
+        axes (1, None) with `ndim` 2 turn (3, 5, blocks) into (1, 3, blocks).
         """
         for k, axis in enumerate(axes):
             if axis is None:
-                first_ids = ids.take([0], axis=k)
-                self._link(first_ids, ids)
-                ids = first_ids
+                self._link_along(x, k)
+        ids = self.ids[x]
+        for k, axis in enumerate(axes):
+            if axis is None:
+                ids = np.take(ids, [0], k)
         shape = [1] * ndim
         for axis, size in zip(axes, ids.shape[:-1], strict=True):
             if axis is not None:
@@ -354,9 +369,7 @@ class Clusters:
             return rearranged
         match value.op:
             case MatMul(weight=weight, x=x, each=each):
-                return self._ids_of_products(
-                    value, matrices=weight.members.size, x=x, each=each
-                )
+                return self._ids_of_products(value, weight, x=x, each=each)
             case Data() | MaterialisedMatMul():
                 return self._new(*value.shape, self.blocks[value])
             case Gaussian(factor=factor):
@@ -368,24 +381,21 @@ class Clusters:
         return self._ids_where_arguments_meet(value)
 
     def _ids_of_products(
-        self, value: Vector, matrices: int, x: Vector, each: bool
+        self, value: Vector, weight: Weight, x: Vector, each: bool
     ) -> Ints:
         """All outputs of one matrix are in the cluster of its sources.
 
         Sets `members` of the value, and returns the number of each vector.
         """
         blocks = self.blocks[value]
+        matrices = weight.members.size
         members = self._new(matrices, blocks)
         self.members[value] = members
-
         # a matrix asks for the products of all its inputs
-        batch = matrices if each else 1
-        inputs = self.ids[x].reshape(batch, -1, self.blocks[x])
-        first_inputs = inputs[:, :1]
-        self._link(first_inputs, inputs)
-
-        outputs_per_matrix = value.size // matrices
-        shape = (matrices, outputs_per_matrix, blocks)
+        batch_axes = weight.members.ndim if each else 0
+        for axis in range(batch_axes, x.ndim):
+            self._link_along(x, axis)
+        shape = (matrices, value.size // matrices, blocks)
         ids = np.broadcast_to(members[:, None], shape)
         return ids.reshape(*value.shape, blocks)
 
@@ -396,7 +406,8 @@ class Clusters:
         blocks = self.blocks[value]
         sources = factor.shape[-1]
         ids = self._new(*value.shape, blocks)
-        members = self.members[value] = self._new(sources, blocks)
+        members = self._new(sources, blocks)
+        self.members[value] = members
         coefficients = factor.reshape(value.size, sources)
         vector_of_link, source_of_link = np.nonzero(coefficients)
         rows = ids.reshape(value.size, blocks)
@@ -432,15 +443,11 @@ class Clusters:
 
         That is one cluster for each matrix, along the last axis of vectors.
         """
-        ids = self._new(*value.shape, self.blocks[value])  # (…, directions, blocks)
-        first_direction = ids[..., :1, :]
+        blocks = self.blocks[value]
+        first_ids = self._new(*value.shape[:-1], 1, blocks)
         for vector in vectors:
-            vector_ids = self.ids[vector]
-            first_vector = vector_ids[..., :1, :]
-            self._link(first_vector, vector_ids)
-            self._link(first_vector, first_direction)
-        self._link(first_direction, ids)
-        return ids
+            self._link(self._link_along(vector, vector.ndim - 1), first_ids)
+        return np.broadcast_to(first_ids, (*value.shape, blocks))
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
         """The numbers of functions of vectors, coordinate by coordinate.
@@ -452,7 +459,7 @@ class Clusters:
         ids_of_arguments: list[Ints] = []
         for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):
             if isinstance(x, Vector):
-                ids = self._link_whole_axes(self.ids[x], axes, value.ndim)
+                ids = self._link_whole_axes(x, axes, value.ndim)
                 ids_of_arguments.append(ids)
         ids = ids_of_arguments[0]
         for ids_of_argument in ids_of_arguments[1:]:
@@ -464,6 +471,32 @@ class Clusters:
         if value.op.acts is VectorAccess.BY_POSITION:
             self._link(ids[..., :1], ids)
         return ids
+
+
+def _axes_of_copies(ids: Ints) -> tuple[tuple[int, bool], ...]:
+    """The size of each axis, and whether the numbers along it are copies of the first.
+
+    Axes of size 1 are left out.
+    """
+    return tuple(
+        (size, stride == 0)
+        for size, stride in zip(ids.shape, ids.strides, strict=True)
+        if size > 1
+    )
+
+
+def _without_copies(ids: Ints) -> Ints:
+    """The first of the numbers along each axis along which they are copies of it."""
+    return _without_common_copies(ids, ids)[0]
+
+
+def _without_common_copies(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """Two arrays of one shape, cut to the first along axes of copies in both."""
+    entries = tuple(
+        slice(0, 1) if a_stride == b_stride == 0 else slice(None)
+        for a_stride, b_stride in zip(a.strides, b.strides, strict=True)
+    )
+    return a[entries], b[entries]
 
 
 class _Split:

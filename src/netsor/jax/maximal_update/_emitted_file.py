@@ -58,6 +58,8 @@ def factor(power, params, base_width):
 
 def rule_of(name):
     """The exponents of a parameter; * stands for the number of a layer."""
+    if name in RULES:
+        return RULES[name]
     for pattern, rule in RULES.items():
         if fnmatchcase(name, pattern):
             return rule

@@ -582,7 +582,7 @@ class Operation:
 
     def with_inputs(self, *inputs: Any) -> Self:
         """The same operation on other values, in the order of `inputs`."""
-        fields = []
+        fields: dict[str, Any] = {}
         start = 0  # the number of inputs in earlier fields
         for name in self.__match_args__:
             entry = getattr(self, name)
@@ -593,8 +593,12 @@ class Operation:
                 stop = start + len(entry)
                 entry = inputs[start:stop]
                 start = stop
-            fields.append(entry)
-        return type(self)(*fields)
+            fields[name] = entry
+        # Passes copy every value of a program several times. The constructor of a
+        # frozen class takes three times as long.
+        copy = object.__new__(type(self))
+        copy.__dict__.update(fields, inputs=inputs)
+        return copy
 
     # Rules: the reference interpreter
 
@@ -853,7 +857,9 @@ class Value:
         """The same operation on other values; the value itself if they are the same."""
         if all(map(is_, inputs, self.op.inputs)):
             return self
-        return replace(self, op=self.op.with_inputs(*inputs))
+        copy = object.__new__(type(self))  # as in `Operation.with_inputs`
+        copy.__dict__.update(self.__dict__, op=self.op.with_inputs(*inputs))
+        return copy
 
     @property
     def ndim(self) -> int:

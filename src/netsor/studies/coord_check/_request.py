@@ -520,6 +520,10 @@ class Request(TrainingRequest):
     lr: Any = None
     promise: Mapping[str, float] | None = None  # of a program
     tolerance: Annotated[float, partial(real, above=0, most=1)] = TOLERANCE
+    # of a PyTorch module: the names of its parameters, and whether its biases or gains
+    # take steps
+    trainable: tuple[str, ...] = ()
+    trains_vectors: bool = False
 
     case_type: ClassVar[type[TrainingCase]] = CheckCase
     command: ClassVar[str] = "netsor coord-check"

@@ -15,6 +15,7 @@ import numpy as np
 from ..._array_api import Floats
 from ...laws import Estimate
 from ...laws._power_law import Fit, fit
+from ...maximal_update._rules import layer_pattern_of
 from ...report import _document as doc
 from ...report._document import (
     FLAG,
@@ -282,8 +283,42 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def kept(self) -> bool:
-        """Whether `advice` is empty; undecided verdicts do not count."""
-        return not self.advice
+        """Whether `broken` is empty; undecided verdicts do not count."""
+        return not self.broken
+
+    @property
+    def status(self) -> str:
+        """The status of the whole: FLAG if something is broken, "undecided" if it
+        depends on exponents that are undecided, or "ok".
+        """
+        if self.broken:
+            return FLAG
+        return UNDECIDED if self.undecided else OK
+
+    @property
+    def undecided(self) -> list[str]:
+        """The names of activations and updates whose exponents are undecided."""
+        names = [v.entry.name for v in self.verdicts if v.status == UNDECIDED]
+        for verdict in self.updates:
+            if verdict.status == UNDECIDED:
+                names.append(f"update of {verdict.entry.name}")
+        return names
+
+    @property
+    def is_mostly_undecided(self) -> bool:
+        """Whether more than half of the exponents that are judged are undecided."""
+        statuses = [v.status for v in (*self.verdicts, *self.updates)]
+        judged = [status for status in statuses if status != NOT_APPLICABLE]
+        return 2 * len(self.undecided) > len(judged)
+
+    @cached_property
+    def not_checked(self) -> list[str]:
+        """The parameters of a PyTorch module that the check leaves as they are, with *
+        for the number of a layer.
+        """
+        moved = {verdict.entry.name for verdict in self.updates}
+        names = (name for name in self.request.trainable if name not in moved)
+        return list(dict.fromkeys(map(layer_pattern_of, names)))
 
     @property
     def broken(self) -> list[str]:
@@ -347,6 +382,10 @@ class Check(Mapping[str, Verdict]):
             "by_step": by_step,
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
             "statuses": statuses,
+            "status": self.status,
+            "undecided": self.undecided,
+            "is_mostly_undecided": self.is_mostly_undecided,
+            "not_checked": self.not_checked,
             "advice": self.advice,
             "limit": self._limit_objects(),
             "no_limit": self.no_limit,
@@ -449,16 +488,20 @@ def _conclusion(check: Check) -> doc.Item:
         sentences.append(
             f"use more draws, or {axis}s further apart, to decide the rest"
         )
-    if not check.kept:
-        status = FLAG
-    elif undecided:
-        status = UNDECIDED
-    else:
-        status = OK
+    if check.not_checked:
+        sentences.append(_not_checked_text(check))
     explanations = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
     return doc.Item(
-        status=status, name=check.name, text="; ".join(texts), more=explanations
+        status=check.status, name=check.name, text="; ".join(texts), more=explanations
     )
+
+
+def _not_checked_text(check: Check) -> str:
+    """Which parameters of a module take no step, and which option adds some."""
+    text = f"not checked: {', '.join(check.not_checked)}"
+    if not check.request.trains_vectors:
+        text += ". --vectors bias,gain adds biases and gains"
+    return text
 
 
 def _exponents_text(statuses: Sequence[str]) -> str:
@@ -467,7 +510,9 @@ def _exponents_text(statuses: Sequence[str]) -> str:
     flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
     if not flagged and not undecided:
         return f"all {len(judged)} exponents as expected"
-    text = f"{flagged or 'none'} of {len(judged)} exponents flagged"
+    if not flagged:
+        return f"{undecided} of {len(judged)} exponents undecided, none flagged"
+    text = f"{flagged} of {len(judged)} exponents flagged"
     return f"{text}, {undecided} undecided" if undecided else text
 
 
@@ -683,6 +728,8 @@ class CoordCheck(ByParametrisation[Check]):
         texts = []
         for check in self.parts:
             conclusion = "nothing unexpected" if check.kept else "not as expected"
+            if check.undecided:
+                conclusion += f", {len(check.undecided)} undecided"
             texts.append(f"{check.name} {conclusion}")
         return "; ".join(texts)
 

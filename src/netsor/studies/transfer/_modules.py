@@ -66,6 +66,9 @@ class Library(Protocol):
     def functions_of_toml(self, path: Path, optimiser: str) -> Any:
         """The functions of a rule for an optimiser, from its TOML file."""
 
+    def functions_of_python(self, path: Path, optimiser: str) -> Any:
+        """The functions of a Python file of a rule, which is executed."""
+
     def training(self, request: ModuleRequest, functions: Any) -> Training:
         """How the modules of a sweep are trained, with the functions of a file."""
 
@@ -264,14 +267,14 @@ def module_study(
     return ModuleStudy(request)
 
 
-def transfer_of_rule(
+def study_of_rule(
     rule: DerivedRule,
     *,
     widths: Sequence[int] | None = None,
     steps: int = 5,
     draws: int = 8,
     **options: Any,
-) -> Transfer:
+) -> ModuleStudy:
     """The sweep of a derived rule beside one learning rate for all parameters ("sp").
 
     The widths are those of the derivation by default. No initialisation was used to
@@ -298,7 +301,7 @@ def transfer_of_rule(
         steps=steps,
         draws=draws,
         **defaults | options,
-    ).run()
+    )
 
 
 def library_of(framework: str) -> Library:
@@ -330,22 +333,9 @@ def _functions(
         elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
             found[Path(rule).stem] = library.functions_of_toml(Path(rule), optimiser)
         elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
-            found[Path(rule).stem] = _functions_of_file(Path(rule), library)
+            found[Path(rule).stem] = library.functions_of_python(Path(rule), optimiser)
         else:
             raise ArgumentError("parametrisation", shown(str(rule)), RULES)
     if len(found) < len(names) or not found:
         raise ArgumentError("parametrisation", shown(str(names)), f"{RULES}, each once")
     return found
-
-
-def _functions_of_file(path: Path, library: Library) -> Any:
-    """The functions of an emitted file."""
-    try:
-        return library.functions_of(path.read_text(encoding="utf-8"))
-    except (OSError, KeyError, SyntaxError, UnicodeError, ImportError) as error:
-        reason = getattr(error, "strerror", None) or f"no function {error}"
-        raise ArgumentError(
-            "parametrisation",
-            str(path),
-            f"a file that netsor parametrise wrote: {reason}",
-        ) from None

@@ -276,7 +276,12 @@ def source_of(content: FileContent) -> str:
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
     if has_rows:
         helpers += ROWS
-    rules = ["", "RULES = {"]
+    rules = [
+        "",
+        f"OPTIMISER = {content.optimiser!r}",
+        f"BASE_WIDTH = {content.base_width}  # at which the rule was derived",
+        "RULES = {",
+    ]
     rules += [
         f"    {name!r}: {rule_text(rule)}," for name, rule in content.parameters.items()
     ]

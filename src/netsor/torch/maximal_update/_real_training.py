@@ -34,8 +34,18 @@ class Functions(NamedTuple):
 
 def functions_of(source: str) -> Functions:
     """The functions of the text of an emitted file, which is executed."""
+    return functions_in(executed(source))
+
+
+def executed(source: str) -> types.ModuleType:
+    """The text of an emitted file as a module."""
     module = types.ModuleType("emitted")
     exec(compile(source, "emitted", "exec"), module.__dict__)
+    return module
+
+
+def functions_in(module: types.ModuleType) -> Functions:
+    """The functions of an emitted file; a KeyError if one is missing."""
     return Functions(
         initialise=module.__dict__["initialise"],
         scale_outputs=module.__dict__["scale_outputs"],
