@@ -89,7 +89,7 @@ def test_module_with_another_constructor_initialisation_needs_a_factory():
     )
     with pytest.raises(
         ValueError,
-        match=r"attention\.o\.weight has .*: pass a function that makes the module",
+        match=r"attention\.o\.weight has .*; pass a function that makes the module",
     ):
         ns.torch.parameters(Scaled())
 

@@ -35,7 +35,7 @@ from ...language.values._vector import Vector
 from ..graph._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..graph._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ..plan import _cost_model
-from ._components import Clusters, FrameBatch, blocks_of, connected
+from ._components import Clusters, FrameBatch, blocks_of, least_in_component
 
 # For each vector, the sources that it combines linearly (see `linear_sources`)
 SourcesOf = Mapping[Value, frozenset[Value]]
@@ -311,19 +311,22 @@ def leaves(
     order = values
     program_position = {value: i for i, value in enumerate(values)}
     position = program_position
+    sources = [
+        value for value in values if isinstance(value.op, Gaussian | MatMul | Fuse)
+    ]
     candidates = [
-        value
-        for value in values
-        if isinstance(value.op, Gaussian | MatMul | Fuse)
-        and value in partners
-        and value not in with_coordinates
+        source
+        for source in sources
+        if source in partners and source not in with_coordinates
     ]
     candidates.sort(key=lambda source: (-source.size, -program_position[source]))
     for source in candidates:
         met = partners[source]
-        if source in met or met & leaf_sources:
+        meets_itself_or_leaf = source in met or not met.isdisjoint(leaf_sources)
+        if meets_itself_or_leaf:
             continue
-        if any(position[x] > position[source] for x in met):
+        is_before_one_it_meets = any(position[x] > position[source] for x in met)
+        if is_before_one_it_meets:
             new_order = _ordered_with(values, {**must_precede, source: met})
             if new_order is None:
                 continue
@@ -570,10 +573,10 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
             if node in number:  # a nonlinearity of another group is no node
                 starts.append(number[value])
                 ends.append(number[node])
-    least_in_component = connected(
+    component_of_node = least_in_component(
         len(nodes), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
     )
     components: dict[int, set[Value | None]] = {}
-    for node, least in zip(nodes, least_in_component.tolist(), strict=True):
-        components.setdefault(least, set()).add(node)
+    for node, component in zip(nodes, component_of_node.tolist(), strict=True):
+        components.setdefault(component, set()).add(node)
     return [frozenset(component) for component in components.values()]
