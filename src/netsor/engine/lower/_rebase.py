@@ -108,14 +108,15 @@ def _has_room(state: State, group: FrameBatch, vectors: int) -> bool:
 
 def _has_output(state: State, group: FrameBatch) -> bool:
     """Whether vectors of the group are an output."""
-    return any(output in group.positions for output in state.analysis.outputs)
+    return group in state.analysis.groups_with_outputs
 
 
 def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
     """Whether a value after number `index` draws sources in the group."""
+    # the last sources first: mostly one of them is drawn, and late
     return any(
         state.analysis.position[value] > index and value in state.analysis.drawn
-        for value in group.slots
+        for value in reversed(group.slots)
     )
 
 
