@@ -61,14 +61,16 @@ LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 2  # runs with each mistake, of the seeds of healthy ones
+FEWER = 2  # runs with each mistake, of the seeds of healthy ones
+FEW = 4  # runs with the promising ones
 MOST_SCREENED = 32  # mistakes that are tried with a few runs
 MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
 RARE = 4.0  # mistakes that are seldom made
 FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
-DECISIVE = 20.0  # differences of `_misfit` that no noise of few runs makes
+DECISIVE = 40.0  # differences of `_misfit` that no noise of few runs makes
 SHRUNK = 0.2  # of correlations that runs show is noise
+SHRUNK_OF_FEW = 0.5  # if few runs show how a mistake changes the numbers
 MOST_EARLIER = 2  # steps besides the first one that predict a number
 NARROWER = 0.8  # a prediction is used if it makes a band narrower by this factor
 FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
@@ -706,15 +708,15 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with one run up to the `first` finding, the better ones with a few
-        up to the step after it, and the best with more runs of all steps.
+        All are tried with two runs up to the `first` finding, the better ones with a
+        few up to the step after it, and the best with more runs of all steps.
         """
         mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        screened = self._ordered(mistakes, logged, runs=1, last=first)[:MOST_SCREENED]
+        screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
         likely = self._ordered([each for _, each in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
@@ -742,7 +744,8 @@ class RunLaw:
         for mistake in mistakes:
             values = self._with_mistake(mistake, runs, last)
             if values:
-                misfit = self._misfit(self._shifted(values), beginning)
+                law = self._shifted(values)
+                misfit = self._misfit(law, beginning, SHRUNK_OF_FEW)
                 scored.append((misfit + mistake.cost, mistake))
         return sorted(scored, key=lambda each: each[0])
 
@@ -791,23 +794,22 @@ class RunLaw:
     def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
-        Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        Most of the spread is that of the seeds, so the changes of few runs shift the
+        healthy law and widen it. Numbers that are the same in all of them are
+        constants.
         """
         shifted = {}
         for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0) & (runs > 1)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+            steps = few[name].shape[1]
+            columns = [
+                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+            ]
+            shifted[name] = np.stack(columns, axis=1)
         return shifted
 
-    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+    def _misfit(
+        self, values: Mapping[str, Floats], logged: RunLog, shrunk: float = SHRUNK
+    ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
         It is that of Student's law with few degrees of freedom, whose correlations are
@@ -820,7 +822,7 @@ class RunLaw:
                 keys.append((name, step))
                 scores.append(score)
                 scale += float(np.log(variance))
-        correlations = self._correlations(keys)
+        correlations = self._correlations(keys, shrunk)
         z = np.array(scores)
         square = float(z @ np.linalg.solve(correlations, z))
         return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
@@ -837,16 +839,16 @@ class RunLaw:
         distance = (value - float(x.mean())) / math.sqrt(variance)
         return max(-FARTHEST, min(distance, FARTHEST)), variance
 
-    def _correlations(self, keys: Sequence[tuple[str, int]]) -> Floats:
+    def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
 
-        Few runs show them with errors, so they are shrunk.
+        Runs show them with errors, so a share of them is left out.
         """
         x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
         x = x - x.mean(axis=1, keepdims=True)
         sizes = np.linalg.norm(x, axis=1, keepdims=True)
         x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
-        correlations: Floats = (1 - SHRUNK) * (x @ x.T)
+        correlations: Floats = (1 - shrunk) * (x @ x.T)
         np.fill_diagonal(correlations, 1.0)
         return correlations
 
@@ -871,6 +873,18 @@ def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats
 def on_its_scale(values: Floats) -> Floats:
     """The logarithms of numbers that are all positive; others as they are."""
     return np.log(values) if (values > 0).all() else values
+
+
+def _moved(healthy: Floats, few: Floats) -> Floats:
+    """Healthy numbers that move and spread as `few` of the same seeds did."""
+    if (few == few[0]).all():
+        return np.full_like(healthy, few[0])
+    is_log = bool((healthy > 0).all() and (few > 0).all())
+    x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
+    changes = y - x[: len(y)]
+    signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
+    moved = x + changes.mean() + signs * changes.std(ddof=1)
+    return np.exp(moved) if is_log else moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:
