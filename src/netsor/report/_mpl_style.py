@@ -189,31 +189,27 @@ def _moved_apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
     return moved
 
 
+# With these settings a layout of None stands for no layout engine.
+NO_LAYOUT = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+
+
 def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
-    _lay_out(figure)
-    dates: dict[str, dict[str, None]] = {
-        "pdf": {"CreationDate": None},
-        "svg": {"Date": None},
-    }
-    files = []
-    for kind in kinds:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
-        files.append(buffer.getvalue())
-    return files
-
-
-def _lay_out(figure: Any) -> None:
-    """Lay out the figure once, for all files: with an engine, each would be drawn
-    twice.
-    """
     import matplotlib as mpl  # `styled` has loaded it
 
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
-    # in a session of the user's, None could stand for another engine
-    without = {"figure.autolayout": False, "figure.constrained_layout.use": False}
-    with mpl.rc_context(without):  # type: ignore[arg-type]
+    dates: dict[str, dict[str, None]] = {
+        "pdf": {"CreationDate": None},
+        "svg": {"Date": None},
+    }
+    files = []
+    with mpl.rc_context(NO_LAYOUT):  # type: ignore[arg-type]
+        # the layout is done; with an engine, every file would draw the figure twice
         figure.set_layout_engine(None)
+        for kind in kinds:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
+            files.append(buffer.getvalue())
+    return files
