@@ -111,12 +111,13 @@ _NAMES = {
     ),
     "netsor.engine.lower._components": (
         "Clusters",
-        "connected",
+        "least_in_component",
         "FrameBatch",
     ),
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
     "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
+    "netsor.engine.lower._repeated_blocks": ("FIRST_BLOCKS", "LAST_BLOCKS"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
@@ -467,10 +468,14 @@ _NAMES = {
     ),
     "netsor.programs._named_program": ("NamedProgram",),
     "netsor.report._document": (
+        "Document",
         "Figure",
         "FLAG",
+        "Item",
+        "Items",
         "NOT_APPLICABLE",
         "OK",
+        "Section",
         "to_text",
         "UNDECIDED as DOCUMENT_UNDECIDED",
     ),
@@ -483,6 +488,7 @@ _NAMES = {
     "netsor.report._mpl_style": (
         "label_ends",
         "new",
+        "rendered",
     ),
     "netsor.runtime._cancel": (
         "Cancelled",

@@ -61,7 +61,8 @@ LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 2  # runs with each mistake, of the seeds of healthy ones
+FEWER = 2  # runs with each mistake, of the seeds of healthy ones
+FEW = 4  # runs with the promising ones
 MOST_SCREENED = 32  # mistakes that are tried with a few runs
 MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
@@ -707,15 +708,15 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with one run up to the `first` finding, the better ones with a few
-        up to the step after it, and the best with more runs of all steps.
+        All are tried with two runs up to the `first` finding, the better ones with a
+        few up to the step after it, and the best with more runs of all steps.
         """
         mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        screened = self._ordered(mistakes, logged, runs=1, last=first)[:MOST_SCREENED]
+        screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
         likely = self._ordered([each for _, each in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
@@ -797,20 +798,17 @@ class RunLaw:
     def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
-        Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        Most of the spread is that of the seeds, so the changes of few runs shift the
+        healthy law and widen it. Numbers that are the same in all of them are
+        constants.
         """
         shifted = {}
         for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0) & (runs > 1)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+            steps = few[name].shape[1]
+            columns = [
+                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+            ]
+            shifted[name] = np.stack(columns, axis=1)
         return shifted
 
     def _misfit(
@@ -894,6 +892,18 @@ def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats
 def on_its_scale(values: Floats) -> Floats:
     """The logarithms of numbers that are all positive; others as they are."""
     return np.log(values) if (values > 0).all() else values
+
+
+def _moved(healthy: Floats, few: Floats) -> Floats:
+    """Healthy numbers that move and spread as `few` of the same seeds did."""
+    if (few == few[0]).all():
+        return np.full_like(healthy, few[0])
+    is_log = bool((healthy > 0).all() and (few > 0).all())
+    x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
+    changes = y - x[: len(y)]
+    signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
+    moved = x + changes.mean() + signs * changes.std(ddof=1)
+    return np.exp(moved) if is_log else moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:
