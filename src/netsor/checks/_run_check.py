@@ -883,7 +883,7 @@ def _moved(healthy: Floats, few: Floats) -> Floats:
     x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
     changes = y - x[: len(y)]
     signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
-    moved = x + changes.mean() + signs * changes.std(ddof=1)
+    moved: Floats = x + changes.mean() + signs * changes.std(ddof=1)
     return np.exp(moved) if is_log else moved
 
 
