@@ -239,13 +239,15 @@ def _from_chosen(
     output: Value, mixture: Mixture, chosen: int, bound: Mapping[str, float]
 ) -> Value:
     """The output of a mixture, from a root of its Gram matrix."""
-    assert isinstance(output, Vector) and isinstance(output.op, MatMul)
+    assert isinstance(output, Vector)
+    assert isinstance(output.op, MatMul)
     assert mixture.tokens is not None
     x = mixture.tokens.reshape(-1)
     widths: list[int] = []
     gains: list[float] = []
     for product in mixture.products:
-        assert isinstance(product, Vector) and isinstance(product.op, MatMul)
+        assert isinstance(product, Vector)
+        assert isinstance(product.op, MatMul)
         widths.append(int(product.width.bind(bound)))
         gains.append(product.op.weight.gain(bound))
     experts, tokens = mixture.gates.shape
