@@ -148,7 +148,7 @@ def test_coord_check_prints_table_and_writes_folder(folder, monkeypatch):
     assert result.returncode == 0, result.stderr
     assert "about" in result.stderr  # the cost, before the work
     verdict = result.stdout.splitlines()[0]
-    assert re.match(r"tiny\. mup: (none of|all) \d+ exponents", verdict), verdict
+    assert re.match(r"tiny\. mup: (all|\d+ of) \d+ exponents", verdict), verdict
     assert "head update" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
     names = {
@@ -246,6 +246,21 @@ def test_coord_check_fail_covers_weight_updates(folder):
     result = netsor(*run, "--parametrisation", "mup", cwd=folder)
     assert result.returncode == 0, result.stderr
     assert "nothing grows or shrinks" in result.stdout
+
+
+def test_coord_check_fail_covers_checks_that_decide_little(folder):
+    """Four draws at neighbouring widths decide nothing: that is no pass."""
+    run = [*SMALL, "--parametrisation", "mup", "--fail"]
+    result = netsor(*run, "--json", cwd=folder)
+    assert result.returncode == 3
+    assert "mostly undecided: mup (" in result.stderr
+    (check,) = json.loads(result.stdout)["checks"]
+    assert check["status"] == "undecided"
+    assert check["is_mostly_undecided"]
+    judged = len(check["undecided"])
+    printed = netsor(*run, cwd=folder)
+    counts = f"mup: {judged} of {judged} exponents undecided, none flagged"
+    assert counts in printed.stdout.splitlines()[0]
 
 
 @pytest.mark.slow

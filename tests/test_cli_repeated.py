@@ -35,6 +35,15 @@ REFUSED = {
     "audit tiny.json --set layers=2 --layers 3": (
         "--layers 3 and --set layers=2 cannot be combined"
     ),
+    "audit tiny.json --set n_layer=2 --layers 3": (
+        "--layers 3 and --set n_layer=2 cannot be combined"
+    ),
+    "audit tiny.json --layers 2 --sweep n_layer=1,2": (
+        "--layers 2 and --sweep n_layer cannot be combined"
+    ),
+    "audit tiny.json --set n_layer=2 --sweep layers=1,2": (
+        "--set n_layer=2 and --sweep layers cannot be combined"
+    ),
     "audit tiny.json --layers 0": (
         "Invalid value for '--layers': '0' must be a positive integer"
     ),

@@ -1,5 +1,7 @@
 """Plans of many tokens and blocks: no index has an entry for every number of them."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -7,11 +9,14 @@ import netsor as ns
 from netsor.models import read
 from tests.internals import (
     CONTEXT_BYTES,
+    Clusters,
+    Replacement,
     Streams,
     _array,
     _finite_frames,
     block,
     device_memory,
+    fewest_directions,
     has_every_position,
 )
 
@@ -86,6 +91,30 @@ def test_planned_numbers_grow_with_blocks_not_with_their_square():
 
     two, four, eight = held(2), held(4), held(8)
     assert eight - four < 3 * (four - two) + 2**16
+
+
+def test_vectors_that_have_met_have_one_number():
+    """An inner product of all vectors links them; another one adds no link."""
+    n = ns.Width("n")
+    x = ns.gaussian(n, 5)
+    first = ns.dot(x, x)
+    blocks = {x: 1}
+    once, twice = Clusters([x, first], blocks), Clusters([x, first, first], blocks)
+    assert once.labels().tolist() == twice.labels().tolist()
+    assert len({*once.ids[x].ravel().tolist()}) == 1
+    assert once.ids[x].shape == (5, 1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_fewest_directions_of_all_numbers_that_can_be_kept(seed):
+    """Every number of kept directions is tried here."""
+    rng = np.random.default_rng(seed)
+    vectors_of_reach = Counter(rng.integers(1, 30, size=12).tolist())
+    every_choice = []
+    for kept in range(max(vectors_of_reach)):
+        new = sum(count for reach, count in vectors_of_reach.items() if reach > kept)
+        every_choice.append((kept + new, -kept, Replacement(kept, new)))
+    assert fewest_directions(vectors_of_reach) == min(every_choice)[2]
 
 
 def test_memory_of_device_counts_what_functions_hold():

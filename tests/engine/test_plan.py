@@ -23,8 +23,8 @@ from tests.internals import (
     Step,
     Streams,
     compute,
-    connected,
     in_numpy,
+    least_in_component,
     lower,
     make_plan,
 )
@@ -155,7 +155,9 @@ def test_connected_components_are_those_of_scipy(edges):
                 0, count, (2, rng.integers(0, count) if edges == "random" else 0)
             )
         graph = coo_array((np.ones(len(first)), (first, second)), shape=(count, count))
-        found = np.unique(connected(count, first, second), return_inverse=True)[1]
+        found = np.unique(
+            least_in_component(count, first, second), return_inverse=True
+        )[1]
         np.testing.assert_array_equal(found, connected_components(graph, False)[1])
 
 

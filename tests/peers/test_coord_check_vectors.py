@@ -13,6 +13,7 @@ import netsor as ns
 WORDS, BASE = 32, 64
 IDS = [3, 7, 1, 5]
 WIDTHS = [64, 256]
+SMALL = {"widths": WIDTHS, "ids": IDS, "draws": 4, "progress": False}
 
 
 class Net(nn.Module):
@@ -79,6 +80,15 @@ def test_updates_of_vectors():
     assert of_update["up.bias"] == pytest.approx(0.0, abs=0.02)
     assert of_update["norm.weight"] == pytest.approx(0.0, abs=0.02)
     assert found.broken == []
+
+
+def test_vectors_that_take_no_step_are_named():
+    assert check().not_checked == ["norm.weight", "up.bias"]
+    assert "Not checked: norm.weight, up.bias. --vectors bias,gain" in " ".join(
+        str(ns.coord_check(Net, optimiser=adamw(), **SMALL)).split()
+    )
+    assert check(vectors=["gain"]).not_checked == ["up.bias"]
+    assert check(vectors=["bias", "gain"]).not_checked == []
 
 
 @pytest.mark.parametrize(

@@ -165,13 +165,31 @@ def test_files_and_the_rule_train_alike(files):
     assert not np.allclose(found["sp"].curves[64].losses, expected)
 
 
-def test_toml_keeps_its_own_base(files):
+@pytest.mark.parametrize("kind", [0, 1])
+def test_files_keep_their_own_base(kind, files):
     """From another smallest width the rule is still relative to its own."""
-    both = sweep(str(files[1]), widths=[64, 128])
-    alone = sweep(str(files[1]), widths=[32, 64])
+    path = files[kind]
+    both = sweep(str(path), widths=[64, 128])
+    alone = sweep(str(path), widths=[32, 64])
     np.testing.assert_array_equal(
-        both["rule"].curves[64].losses, alone["rule"].curves[64].losses
+        both[path.stem].curves[64].losses, alone[path.stem].curves[64].losses
     )
+
+
+def test_file_without_its_base_is_relative_to_the_smallest_width(files):
+    text = files[0].read_text("utf-8")
+    constants = ("OPTIMISER = ", "BASE_WIDTH = ")
+    kept = [line for line in text.splitlines() if not line.startswith(constants)]
+    files[0].write_text("\n".join(kept), "utf-8")
+    older = sweep(str(files[0]), widths=[64, 128])["mup"].curves[64].losses
+    plain = sweep("sp", widths=[64, 128])["sp"].curves[64].losses
+    np.testing.assert_array_equal(older, plain)
+
+
+def test_file_that_fails_is_refused(files):
+    files[0].write_text("1 / 0", "utf-8")
+    with pytest.raises(ValueError, match="netsor parametrise wrote: ZeroDivisionError"):
+        sweep(str(files[0]))
 
 
 def test_own_optimiser():
@@ -257,12 +275,12 @@ def test_broken_toml_is_refused(name, files):
         sweep(str(files[1]))
 
 
-def test_coordinate_check_under_toml(files):
+def test_coordinate_check_under_files(files):
     """The law of one step agrees: nothing grows under the rule, and matrices do with
     one learning rate.
     """
     how = {"widths": [32, 128], "draws": 6, "progress": False, "ids": [1, 2, 3, 4]}
-    for rule in (str(files[1]), [derived()]):
+    for rule in (*map(str, files), [derived()]):
         (under,) = ns.coord_check(
             build, optimiser="adamw", lr=0.01, parametrisation=rule, **how
         )
@@ -275,6 +293,8 @@ def test_coordinate_check_under_toml(files):
         ns.coord_check(build, optimiser="muon", parametrisation=rule, **how)
     with pytest.raises(ValueError, match="adamw, which the rule is for"):
         ns.coord_check(build, optimiser="sgd", parametrisation=rule, **how)
+    with pytest.raises(ValueError, match=r"adamw, which .*mup.py is for"):
+        ns.coord_check(build, optimiser="sgd", parametrisation=files[0], **how)
     with pytest.raises(ValueError, match="one rule of ns"):
         ns.coord_check(build, optimiser="adamw", parametrisation="mup", **how)
 
@@ -322,6 +342,21 @@ def test_commands(folder):
         *("--draws", "4", "--lr", "0.01", "--vectors", "bias,gain", "--json"),
     )
     assert "layers.0.1.bias" in checked.stdout
+    (check,) = json.loads(checked.stdout)["checks"]
+    assert check["not_checked"] == []
+    checked = run(folder, "coord-check", *sizes, rules[1], "--draws", "4")
+    assert "Not checked: layers.*.0.weight" in " ".join(checked.stdout.split())
+
+
+def test_check_of_the_command_is_announced(folder):
+    """The table and the cost come before anything is trained."""
+    found = run(folder, *DERIVE, "--check")
+    announced = " ".join(found.stderr.split())
+    assert "real networks of widths 32, 128, 256, for about" in announced
+    table, training = found.stdout.split("wrote mup_build.py")
+    assert "head.weight" in table
+    assert training.count("head.weight") == 0
+    assert "real training with the written file" in training
 
 
 def test_check_of_the_command(folder):
@@ -351,7 +386,10 @@ def test_depths_of_the_command(folder):
 
 def test_own_optimiser_of_the_command(folder):
     found = run(folder, *DERIVE, "--optimizer", "own_adamw")
-    assert "the learning rate of layers.0.1.weight: multiply by 1/n" in found.stdout
+    heading, *lines = found.stdout.splitlines()
+    assert heading.startswith("build with its own AdamW departs from maximal updates")
+    assert "  the learning rate of layers.0.1.weight: multiply by 1/n" in lines
+    run(folder, *DERIVE, "--optimizer", "own_adamw", "--overwrite", "--fail", code=1)
 
 
 WRONG = {
@@ -362,6 +400,8 @@ WRONG = {
     "an ending": (["--out", "rule.txt"], "--out 'rule.txt' must end in .py"),
     "an ending of TOML": (["--toml", "rule.py"], "--toml 'rule.py' must end in .toml"),
     "a folder": (["--out", "folder.py"], "must be a file, not a folder"),
+    "--fail alone": (["--fail"], "--fail is for an optimiser of your own"),
+    "two draws": (["--draws", "2"], "3 or more: two initialisations"),
     "no such function": (["--optimizer", "none"], "none"),
     "no such optimiser": (["--optimizer", "a b"], "must be one of adamw"),
 }
@@ -376,8 +416,10 @@ def test_wrong_options(name, folder):
 
 
 def test_undecided_rule_says_so(folder):
-    """Two draws decide nothing: the file must not claim that updates are of order 1."""
-    rule = ns.torch.parametrise(build, widths=[32, 64], draws=2)
+    """Widths 32 and 33 decide nothing: the file must not claim that updates are of
+    order 1.
+    """
+    rule = ns.torch.parametrise(build, widths=[32, 33], draws=3)
     assert rule.undecided
     source = rule.source().split('"""')[1]
     assert "ndecided" in source or "UNDECIDED" in source

@@ -136,13 +136,64 @@ def test_fused_matrices_in_parts():
         lambda n: mup_modules.NanoGPT(n, depth=1),
         optimiser="muon",
         split_sizes={"*.c_attn.weight": 3},
-        draws=2,
+        draws=3,
     )
     sizes = rule.subject.matrices(32, None)
     assert sizes["transformer.h.0.attn.c_attn.weight"] == [32, 32, 32]
     assert sizes["transformer.h.0.mlp.c_fc.weight"] is None
     assert "lm_head.weight" not in sizes
     assert rule.rule.of("transformer.h.0.attn.c_attn.weight").lr.width == 0.0
+
+
+class Gated(nn.Module):
+    """Residual branches, each with one number that multiplies it."""
+
+    def __init__(self, n: int, depth: int):
+        super().__init__()
+        self.embed, self.norm = nn.Embedding(32, n), nn.RMSNorm(n)
+        self.blocks = nn.ModuleList(nn.Module() for _ in range(depth))
+        for block in self.blocks:
+            block.scale = nn.Parameter(torch.ones(()))
+            block.norm = nn.RMSNorm(n)
+            block.up = nn.Linear(n, n, bias=False)
+        self.head = nn.Linear(n, 32, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = x + block.scale * F.gelu(block.up(block.norm(x)))
+        return self.head(self.norm(x))
+
+
+def test_rule_of_scalars_in_blocks_holds_for_more_blocks():
+    """Gradients of single numbers vary most: all blocks have one rule in any case, and
+    the file takes a model with more of them.
+    """
+    rule = derive(lambda n: Gated(n, 3))
+    in_blocks = {name for name in rule.parameters if name.startswith("blocks")}
+    assert in_blocks == {f"blocks.*.{x}" for x in ("scale", "norm.weight", "up.weight")}
+    space: dict = {}
+    exec(rule.source(), space)
+    groups = space["param_groups"](Gated(64, 8), lr=0.01, base_width=32)
+    assert sum(len(group["params"]) for group in groups) == 3 * 8 + 3
+
+
+def test_eps_of_a_scalar_is_undetermined():
+    """One gradient in each draw: its exponent has an interval of more than 1/2."""
+    rule = derive(lambda n: Gated(n, 1), draws=6)
+    assert rule.with_unknown_eps == ["blocks.*.scale"]
+    assert rule.parameters["blocks.*.scale"].eps.width == 0.0
+    assert "eps is undetermined for 1 parameter." in rule.verdict
+    (row,) = [x for x in str(rule).splitlines() if x.startswith("blocks.*.scale")]
+    assert row.split()[1:4] == ["1", "1", "?"]
+    docstring = " ".join(rule.source().split('"""')[1].split())
+    assert "UNDETERMINED, and constant in this file: eps of blocks.*.scale" in docstring
+    assert rule.to_dict()["parameters"]["blocks.0.scale"]["has_unknown_eps"]
+
+
+def test_too_few_draws_are_refused():
+    with pytest.raises(ValueError, match="draws=2 must be an integer, 3 or more: two"):
+        derive(perceptron, draws=2)
 
 
 @dataclass(frozen=True)

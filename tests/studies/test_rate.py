@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 import netsor as ns
-from tests.internals import slope_of
+from tests.internals import Rate, slope_of
 
 # KL(width n ‖ limit) of the paper's layer (clip, 4 tokens, 2 heads), coupled and
 # Rao–Blackwellised, with its error
@@ -67,6 +67,29 @@ def test_slope_of_infinite_or_zero_kl_is_nan():
         ns.Program(ns.weight(n, 1) @ ns.data(np.ones(1))), [4, 16], draws=100
     )
     assert "too few" not in str(equal)
+
+
+def rate_with(values):
+    """A rate at widths 4, 8, 16, … with these KL."""
+    widths = tuple(4 * 2**k for k in range(len(values)))
+    kl = tuple(ns.Estimate(value, 0.01 * min(value, 1.0)) for value in values)
+    return Rate("net", "n", widths, kl, laws=(), limit=None)
+
+
+def test_slope_of_rate_leaves_out_widths_of_infinite_kl():
+    rate = rate_with([math.inf, 0.04, 0.01])
+    assert rate.slope.value == pytest.approx(-2)
+    assert str(rate).endswith("without n = 4, where KL is infinite")
+    label = rate.plot(Figure().subplots()).get_legend().get_texts()[0].get_text()
+    assert label.startswith("slope -2.00")
+
+
+def test_rate_with_one_finite_kl_says_why_it_has_no_slope():
+    rate = rate_with([math.inf, math.inf, 0.01])
+    assert math.isnan(rate.slope.value)
+    end = "no slope: KL is infinite at n = 4, 8; give larger widths"
+    assert str(rate).endswith(end)
+    rate.plot(Figure().subplots())
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,10 @@ and the excess kurtosis k that the runs show, enlarged by one and half a standar
 
 where z is the normal quantile 1 − p/2. Positive numbers are compared on the logarithmic
 scale.
+
+A number given others of its run is predicted by linear regression on them, and m,
+s and N − 1 are replaced by the prediction, and by the residuals' standard deviation and
+degrees of freedom; 1 + 1/N grows by the leverage of those.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ MOST = 200  # runs that are chosen without being asked for
 ENOUGH = 1.5
 # numbers with a smaller relative spread are constants
 CONSTANT = 1e-9
+INDEPENDENT = 1e-6  # smaller singular values of numbers are dependences
 
 
 class Band(NamedTuple):
@@ -85,8 +90,8 @@ class Band(NamedTuple):
 def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     """The band that a new value leaves with probability `level` or less.
 
-    `tolerance` is the relative difference between devices and kernels that is allowed
-    besides.
+    `tolerance` is the relative difference between devices and kernels that is also
+    allowed.
     """
     is_log = bool((values > 0).all())
     x = np.log(values) if is_log else values
@@ -111,18 +116,104 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     )
 
 
+class Regression(NamedTuple):
+    """Numbers of runs as a linear function of others, all on their scales.
+
+    `slopes` belong to the others, and `inverse` is the pseudoinverse of their
+    scatter matrix about `means`.
+    """
+
+    centre: float
+    means: Floats
+    slopes: Floats
+    inverse: Floats
+    residuals: Floats
+    freedom: int
+
+    @property
+    def spread(self) -> float:
+        """The standard deviation of a number around its prediction."""
+        return math.sqrt(float((self.residuals**2).sum()) / self.freedom)
+
+
+def regression(values: Floats, others: Floats) -> Regression:
+    """The regression of `values`, (runs,), on `others`, (runs, numbers)."""
+    centre, means = float(values.mean()), others.mean(axis=0)
+    x, y = others - means, values - centre
+    sizes = np.linalg.norm(x, axis=0)
+    sizes[sizes == 0] = 1.0
+    inverse_of_scaled = np.linalg.pinv(x / sizes, rcond=INDEPENDENT)
+    slopes = inverse_of_scaled @ y / sizes
+    inverse = inverse_of_scaled @ inverse_of_scaled.T / np.outer(sizes, sizes)
+    rank = round(float(np.trace((x / sizes) @ inverse_of_scaled)))
+    return Regression(
+        centre=centre,
+        means=means,
+        slopes=slopes,
+        inverse=inverse,
+        residuals=y - x @ slopes,
+        freedom=len(values) - 1 - rank,
+    )
+
+
+def band_given(
+    of_runs: Regression,
+    known: Floats,
+    level: float,
+    allowed: float,
+    is_log: bool,
+) -> Band:
+    """The band of a number of a run whose other numbers are `known`.
+
+    `allowed` is the difference that is allowed besides, on the scale of comparison.
+    """
+    shift = known - of_runs.means
+    leverage = float(shift @ of_runs.inverse @ shift)
+    spread = of_runs.spread
+    runs = len(of_runs.residuals)
+    standard = of_runs.residuals / max(float(of_runs.residuals.std()), 1e-300)
+    skewness = float((standard**3).mean())
+    kurtosis = float((standard**4).mean()) - 3
+
+    def width(side: float) -> float:
+        """From the prediction to one end."""
+        return allowed + spread * half_width(
+            runs,
+            level,
+            skewness=side * skewness,
+            kurtosis=kurtosis,
+            freedom=of_runs.freedom,
+            leverage=leverage,
+        )
+
+    return Band(
+        centre=of_runs.centre + float(shift @ of_runs.slopes),
+        spread=spread,
+        below=width(-1.0),
+        above=width(1.0),
+        is_log=is_log,
+    )
+
+
 def half_width(
-    runs: int, level: float, skewness: float = 0.0, kurtosis: float = 0.0
+    runs: int,
+    level: float,
+    skewness: float = 0.0,
+    kurtosis: float = 0.0,
+    *,
+    freedom: int | None = None,
+    leverage: float = 0.0,
 ) -> float:
     """From the mean to one end of a prediction interval, in standard deviations.
 
     `level` is the probability of a number outside the interval. The terms are those of
-    the formulas at the head of this file.
+    the formulas at the head of this file; `freedom` is one less than the runs, if None.
     """
     from scipy.special import stdtrit
 
-    student_quantile = -float(stdtrit(runs - 1, level / 2))
-    of_normal_law = student_quantile * math.sqrt(1 + 1 / runs)
+    degrees = runs - 1 if freedom is None else freedom
+    student_quantile = -float(stdtrit(degrees, level / 2))
+    of_normal_law = student_quantile * math.sqrt(1 + 1 / runs + leverage)
     z = -_normal_quantile(level / 2)
     skewness_error = math.sqrt(6 / runs)
     kurtosis_error = math.sqrt(24 / runs)
@@ -130,7 +221,7 @@ def half_width(
     largest_kurtosis = max(kurtosis + 0.5 * kurtosis_error, 0.0)
     of_skewness = largest_skewness * max(z**2 - 1, 0.0) / 6
     of_kurtosis = largest_kurtosis * max(z**3 - 3 * z, 0.0) / 24
-    return of_normal_law + of_skewness + of_kurtosis
+    return of_normal_law + (of_skewness + of_kurtosis) * math.sqrt(1 + leverage)
 
 
 def enough_runs(level: float) -> int:

@@ -9,9 +9,10 @@ hold the whole log are named.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -32,7 +33,16 @@ from ..report._document import (
 )
 from ..report._html import to_cell
 from ..runtime._units import in_time
-from ._run_bands import FEWEST, POWER, Band, band, enough_runs
+from ._run_bands import (
+    CONSTANT,
+    FEWEST,
+    POWER,
+    Band,
+    band,
+    band_given,
+    enough_runs,
+    regression,
+)
 from ._run_logs import Logged, RunLog, read_log
 
 # the numbers of a log
@@ -51,9 +61,19 @@ LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 2  # runs with each mistake, of the seeds of healthy ones
-MOST_TRIED = 5  # mistakes that are tried with more runs
-DECISIVE = 30.0  # differences of `_misfit` that no noise of few runs makes
+FEWER = 2  # runs with each mistake, of the seeds of healthy ones
+FEW = 4  # runs with the promising ones
+MOST_SCREENED = 32  # mistakes that are tried with a few runs
+MOST_TRIED = 8  # and with more
+# what is added to the misfit of a mistake, as minus twice the logarithm of its odds
+RARE = 4.0  # mistakes that are seldom made
+FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
+DECISIVE = 40.0  # differences of `_misfit` that no noise of few runs makes
+SHRUNK = 0.2  # of correlations that runs show is noise
+SHRUNK_OF_FEW = 0.5  # if few runs show how a mistake changes the numbers
+MOST_EARLIER = 2  # steps besides the first one that predict a number
+NARROWER = 0.8  # a prediction is used if it makes a band narrower by this factor
+FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
 SMALL = 1.1  # factors below are shown in per cent
 DEGREES = 4  # of freedom, of the law that orders mistakes
 TOLERANCE = 1e-4  # of numbers in single precision on another device
@@ -83,6 +103,8 @@ class TrainingLoop(ABC):
         How often the optimiser steps at each step.
     logged_first : int
         The step that is logged as step 0.
+    of_log : callable or None
+        A function of the numbers of a run that returns those that are logged.
     """
 
     batches: Sequence[Any]
@@ -93,6 +115,7 @@ class TrainingLoop(ABC):
     logged_factor: float = 1.0
     updates: int = 1
     logged_first: int = 0
+    of_log: Callable[[dict[str, Floats]], dict[str, Floats]] | None = None
 
     @abstractmethod
     def run(self, seed: int) -> dict[str, Floats]:
@@ -103,19 +126,62 @@ class TrainingLoop(ABC):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
 
     @abstractmethod
-    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
-        """The mistakes that the loop can have.
-
-        `factors` are those of the first numbers, logged over expected, by quantity.
-        """
+    def mistakes(self, departures: Departures) -> list[Hypothesis]:
+        """The mistakes that the loop can have, for a log that departs so."""
 
 
 class Hypothesis(NamedTuple):
-    """A mistake: its name, the question that a verdict asks, and its loop."""
+    """A mistake: its name, the question that a verdict asks, and its loop.
+
+    `cost` is added to its misfit: rare mistakes, and constants that are taken from the
+    log, explain it less readily.
+    """
 
     name: str
     question: str
     loop: Any
+    cost: float = 0.0
+
+
+class Departures(NamedTuple):
+    """How far a log is from what is expected.
+
+    `factors` and `differences` are logged numbers over, and minus, expected ones, by
+    quantity and step. Factors are those of positive numbers.
+    """
+
+    factors: Mapping[str, Mapping[int, float]]
+    differences: Mapping[str, Mapping[int, float]]
+
+    @classmethod
+    def none(cls) -> Departures:
+        """Those of an empty log."""
+        return cls({}, {})
+
+    def first(self, quantity: str) -> float | None:
+        """The factor of a quantity at step 0."""
+        return self.factors.get(quantity, {}).get(0)
+
+    def first_difference(self, quantity: str) -> float | None:
+        """The difference of a quantity at step 0."""
+        return self.differences.get(quantity, {}).get(0)
+
+    def first_of_groups(self, quantity: str) -> dict[str, float]:
+        """The factors at step 0 of a quantity, and of it in each group."""
+        return {
+            name: steps[0]
+            for name, steps in self.factors.items()
+            if name.partition("/")[0] == quantity and 0 in steps
+        }
+
+    def of_steps(self, quantity: str) -> Mapping[int, float]:
+        """The factors of a quantity by step."""
+        return self.factors.get(quantity, {})
+
+    def of_updates(self) -> Mapping[int, float]:
+        """The factors of all updates by step, or of those of the first group."""
+        names = [name for name in self.factors if name.partition("/")[0] == UPDATE]
+        return self.of_steps(min(names, key=len)) if names else {}
 
 
 @dataclass(frozen=True)
@@ -130,6 +196,9 @@ class RunFinding:
         The logged number.
     low, high, expected : float
         The band, and its centre.
+    is_given_others : bool
+        Whether the band is that of runs with the same numbers at earlier steps (and,
+        for a group, in total), not of all runs.
 
     Examples
     --------
@@ -144,12 +213,15 @@ class RunFinding:
     low: float
     high: float
     expected: float
+    is_given_others: bool = False
 
     @property
     def text(self) -> str:
         """The number, its band and how far it is off."""
         value, low, high = _numbers(self.value, self.low, self.high)
         range_text = f"{low} to {high}" if low != high else low
+        if self.is_given_others:
+            range_text += " given the run's other numbers"
         text = f"{value}, expected {range_text}"
         return f"{text}: {self._how_far()}" if np.isfinite(self.value) else text
 
@@ -405,7 +477,7 @@ class RunLaw:
     level : float
         The probability of a false alarm in all numbers together.
     tolerance : float
-        The relative difference that is allowed besides.
+        The relative difference that is also allowed.
 
     Examples
     --------
@@ -448,7 +520,7 @@ class RunLaw:
         notes = self._notes(logged)
         if rates_were_logged and RATE not in logged.numbers:
             notes.append("the log has each learning rate after its schedule stepped")
-        findings = _findings(bands, logged)
+        findings = self._findings(self.values, logged)
         explanations = None
         if findings and hypotheses:
             explanations = self._explanations(logged, findings[0].step)
@@ -493,13 +565,109 @@ class RunLaw:
         self, values: Mapping[str, Floats], logged: RunLog
     ) -> dict[str, list[Band]]:
         """The bands of the logged quantities at all steps, from the values of runs."""
+        level = self._level_of_number(logged, self._predicted(logged))
+        return self._bands_of_all(values, logged, level)
+
+    def _bands_of_all(
+        self, values: Mapping[str, Floats], logged: RunLog, level: float
+    ) -> dict[str, list[Band]]:
+        """The same at this level of each number."""
         present = compared(logged, self.loop.steps)
-        count = sum(map(len, present.values()))
-        level = self.level / count
         return {
             name: [band(column, level, self.tolerance) for column in values[name].T]
             for name in present
         }
+
+    def _level_of_number(self, logged: RunLog, predicted: Sequence[Predicted]) -> float:
+        """The level of one comparison: each number, and those that others predict."""
+        count = sum(map(len, compared(logged, self.loop.steps).values()))
+        return self.level / (count + len(predicted))
+
+    def _predicted(self, logged: RunLog) -> list[Predicted]:
+        """The numbers that others of the same run predict better than their law does.
+
+        Those are the same quantity at earlier steps and, for a group, that of all
+        groups at the same step.
+        """
+        present = compared(logged, self.loop.steps)
+        predicted = []
+        for name, steps in present.items():
+            whole = name.partition("/")[0]
+            for step in sorted(steps):
+                earlier = [(name, k) for k in sorted(steps) if k < step]
+                known = earlier[:1] + earlier[1:][-MOST_EARLIER:]
+                if name != whole and step in present.get(whole, {}):
+                    known.append((whole, step))
+                each = Predicted(name, step, tuple(known))
+                if known and self._is_predictable(each):
+                    predicted.append(each)
+        return predicted
+
+    def _is_predictable(self, predicted: Predicted) -> bool:
+        """Whether other numbers of healthy runs narrow the band."""
+        y = on_its_scale(self.values[predicted.name][:, predicted.step])
+        spread = float(y.std(ddof=1))
+        if spread <= max(CONSTANT, self.tolerance):
+            return False
+        known = on_its_scale(_known_numbers(self.values, predicted))
+        return regression(y, known).spread < NARROWER * spread
+
+    def _band_given(
+        self,
+        values: Mapping[str, Floats],
+        logged: RunLog,
+        predicted: Predicted,
+        level: float,
+    ) -> Band | None:
+        """The band of a number, given other logged ones; None if they have none.
+
+        An error of one of those is an error of the prediction, times its slope.
+        """
+        numbers = [logged.numbers[name][step] for name, step in predicted.known]
+        x = _known_numbers(values, predicted)
+        y = values[predicted.name][:, predicted.step]
+        is_log = bool((x > 0).all() and (y > 0).all())
+        known = np.array([each.value for each in numbers])
+        errors = np.array([each.rounding for each in numbers])
+        if not np.isfinite(known).all() or (is_log and (known <= 0).any()):
+            return None
+        own_error = self.tolerance
+        if is_log:
+            errors = errors / known + self.tolerance
+            x, y, known = np.log(x), np.log(y), np.log(known)
+        else:
+            errors = errors + self.tolerance * abs(x).max(axis=0)
+            own_error *= float(abs(y).max())
+        of_runs = regression(y, x)
+        return band_given(
+            of_runs,
+            known,
+            level=level,
+            allowed=own_error + float(abs(of_runs.slopes) @ errors),
+            is_log=is_log,
+        )
+
+    def _findings(
+        self, values: Mapping[str, Floats], logged: RunLog
+    ) -> list[RunFinding]:
+        """The logged numbers outside their bands, in the order of steps."""
+        all_predicted = self._predicted(logged)
+        level = self._level_of_number(logged, all_predicted)
+        findings = []
+        for name, steps in self._bands_of_all(values, logged, level).items():
+            for step, b in enumerate(steps):
+                number = logged.numbers[name].get(step)
+                if number is not None and not b.has(*number):
+                    findings.append(_finding(name, step, number.value, b))
+        outside = {(each.quantity, each.step) for each in findings}
+        for predicted in all_predicted:
+            b_given = self._band_given(values, logged, predicted, level)
+            number = logged.numbers[predicted.name][predicted.step]
+            if b_given is None or b_given.has(*number) or predicted[:2] in outside:
+                continue
+            finding = _finding(predicted.name, predicted.step, number.value, b_given)
+            findings.append(replace(finding, is_given_others=True))
+        return sorted(findings, key=lambda each: each.step)
 
     def _notes(self, logged: RunLog) -> list[str]:
         """What the log lacks, and which columns were not read."""
@@ -540,41 +708,61 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with a few runs up to the step after the `first` finding, and the
-        best of them with more runs of all steps.
+        All are tried with two runs up to the `first` finding, the better ones with a
+        few up to the step after it, and the best with more runs of all steps.
         """
-        last = min(first + 1, self.loop.steps)
-        beginning = _up_to(logged, last)
-        mistakes = self.loop.mistakes(self._first_factors(logged))
+        mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        scored = []
-        for mistake in mistakes:
-            values = self._with_mistake(mistake, FEW, last)
-            if values:
-                misfit = self._misfit(self._shifted(values), beginning)
-                scored.append((misfit, mistake))
-        best = min((score for score, _ in scored), default=0.0)
-        likely = [each for each in scored if each[0] < best + DECISIVE]
-        likely.sort(key=lambda each: each[0])
+        screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
+        last = min(first + 1, self.loop.steps)
+        likely = self._ordered([each for _, each in screened], logged, FEW, last)
+        best = math.inf  # of those that hold the whole log, as ordered
         confirmed = []
-        for _, mistake in likely[:MOST_TRIED]:
+        for order, mistake in likely[:MOST_TRIED]:
+            if order > best + DECISIVE:
+                break
             values = self._with_mistake(mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
-                confirmed.append((self._misfit(values, logged), mistake.question))
+                best = min(best, order)
+                misfit = self._misfit(values, logged) + mistake.cost
+                confirmed.append((misfit, mistake))
         confirmed.sort(key=lambda each: each[0])
-        return list(dict.fromkeys(question for _, question in confirmed))
+        named = [mistake for _, mistake in confirmed]
+        if named and named[0].cost < FITTED:  # which a fitted constant only repeats
+            named = [mistake for mistake in named if mistake.cost < FITTED]
+        return list(dict.fromkeys(mistake.question for mistake in named))
 
-    def _first_factors(self, logged: RunLog) -> dict[str, float]:
-        """The first logged numbers over the expected ones, by quantity."""
-        factors = {}
-        for name, steps in logged.numbers.items():
-            expected = float(np.median(self.values[name][:, 0]))
-            if 0 in steps and expected > 0 and np.isfinite(steps[0].value):
-                factors[name] = steps[0].value / expected
-        return factors
+    def _ordered(
+        self, mistakes: Sequence[Hypothesis], logged: RunLog, runs: int, last: int
+    ) -> list[tuple[float, Hypothesis]]:
+        """Mistakes by their misfit with a few runs up to a step, the best first."""
+        beginning = _up_to(logged, last)
+        scored = []
+        for mistake in mistakes:
+            values = self._with_mistake(mistake, runs, last)
+            if values:
+                law = self._shifted(values)
+                misfit = self._misfit(law, beginning, SHRUNK_OF_FEW)
+                scored.append((misfit + mistake.cost, mistake))
+        return sorted(scored, key=lambda each: each[0])
+
+    def _departures(self, logged: RunLog) -> Departures:
+        """How far the log is from the medians of healthy runs."""
+        factors: dict[str, dict[int, float]] = {}
+        differences: dict[str, dict[int, float]] = {}
+        for name, steps in compared(logged, self.loop.steps).items():
+            medians = np.median(self.values[name], axis=0)
+            finite = {k: x.value for k, x in steps.items() if np.isfinite(x.value)}
+            differences[name] = {k: x - float(medians[k]) for k, x in finite.items()}
+            factors[name] = {
+                k: x / float(medians[k])
+                for k, x in finite.items()
+                if medians[k] > 0 and x > 0
+            }
+        return Departures(factors, differences)
 
     def _with_mistake(
         self, mistake: Hypothesis, runs: int, last: int
@@ -606,47 +794,97 @@ class RunLaw:
     def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
-        Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        Most of the spread is that of the seeds, so the changes of few runs shift the
+        healthy law and widen it. Numbers that are the same in all of them are
+        constants.
         """
         shifted = {}
         for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+            steps = few[name].shape[1]
+            columns = [
+                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+            ]
+            shifted[name] = np.stack(columns, axis=1)
         return shifted
 
-    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+    def _misfit(
+        self, values: Mapping[str, Floats], logged: RunLog, shrunk: float = SHRUNK
+    ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
-        It is that of Student's law with few degrees of freedom, which no single number
-        dominates.
+        It is that of Student's law with few degrees of freedom, whose correlations are
+        those of healthy runs: a seed that makes all gradients large counts once.
         """
-        total = 0.0
+        keys, scores, scale = [], [], 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                total += self._misfit_of_number(number, values[name][:, step])
-        return float(total)
+                score, variance = self._score(number, values[name][:, step])
+                keys.append((name, step))
+                scores.append(score)
+                scale += float(np.log(variance))
+        correlations = self._correlations(keys, shrunk)
+        z = np.array(scores)
+        square = float(z @ np.linalg.solve(correlations, z))
+        return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
 
-    def _misfit_of_number(self, number: Logged, x: Floats) -> float:
-        """The same for one logged number, from its values in runs, (runs,)."""
+    def _score(self, number: Logged, x: Floats) -> tuple[float, float]:
+        """How far a logged number is from its values in runs, and their variance.
+
+        The distance is in standard deviations; `x` are the values, (runs,).
+        """
         value, rounding = number
         if (x > 0).all() and value > 0:
             x, value, rounding = np.log(x), float(np.log(value)), rounding / value
         variance = self.tolerance**2 + rounding**2 + float(x.var())
-        square = (value - x.mean()) ** 2 / (DEGREES * variance)
-        return float((DEGREES + 1) * np.log1p(square) + np.log(variance))
+        distance = (value - float(x.mean())) / math.sqrt(variance)
+        return max(-FARTHEST, min(distance, FARTHEST)), variance
+
+    def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
+        """The correlations of numbers of healthy runs, (numbers, numbers).
+
+        Runs show them with errors, so a share of them is left out.
+        """
+        x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
+        x = x - x.mean(axis=1, keepdims=True)
+        sizes = np.linalg.norm(x, axis=1, keepdims=True)
+        x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
+        correlations: Floats = (1 - shrunk) * (x @ x.T)
+        np.fill_diagonal(correlations, 1.0)
+        return correlations
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
-        bands = self.bands_of(values, logged)
-        return not _findings(bands, logged)
+        return not self._findings(values, logged)
+
+
+class Predicted(NamedTuple):
+    """A number that others of the run predict: their quantities and steps."""
+
+    name: str
+    step: int
+    known: tuple[tuple[str, int], ...]
+
+
+def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats:
+    """The numbers of runs that predict another, (runs, numbers)."""
+    return np.stack([values[name][:, step] for name, step in predicted.known], axis=1)
+
+
+def on_its_scale(values: Floats) -> Floats:
+    """The logarithms of numbers that are all positive; others as they are."""
+    return np.log(values) if (values > 0).all() else values
+
+
+def _moved(healthy: Floats, few: Floats) -> Floats:
+    """Healthy numbers that move and spread as `few` of the same seeds did."""
+    if (few == few[0]).all():
+        return np.full_like(healthy, few[0])
+    is_log = bool((healthy > 0).all() and (few > 0).all())
+    x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
+    changes = y - x[: len(y)]
+    signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
+    moved = x + changes.mean() + signs * changes.std(ddof=1)
+    return np.exp(moved) if is_log else moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:
@@ -690,25 +928,16 @@ def compared(logged: RunLog, last: int) -> dict[str, dict[int, Logged]]:
     return numbers
 
 
-def _findings(bands: Mapping[str, Sequence[Band]], logged: RunLog) -> list[RunFinding]:
-    """The logged numbers outside their bands, in the order of steps."""
-    findings = []
-    for name, steps in bands.items():
-        for step, b in enumerate(steps):
-            number = logged.numbers[name].get(step)
-            if number is None or b.has(*number):
-                continue
-            findings.append(
-                RunFinding(
-                    quantity=name,
-                    step=step,
-                    value=number.value,
-                    low=b.low,
-                    high=b.high,
-                    expected=b.middle,
-                )
-            )
-    return sorted(findings, key=lambda each: each.step)
+def _finding(quantity: str, step: int, value: float, b: Band) -> RunFinding:
+    """A logged number outside a band."""
+    return RunFinding(
+        quantity=quantity,
+        step=step,
+        value=value,
+        low=b.low,
+        high=b.high,
+        expected=b.middle,
+    )
 
 
 def law_of_loop(
@@ -727,7 +956,8 @@ def law_of_loop(
     start = time.monotonic()  # the first run also loads and compiles
     other_run = loop.run(second_seed)
     _refuse_fixed_seed(name, other_run, run)
-    runs = enough_runs(level / sum(map(len, run.values())))
+    # each number is compared by itself, and given earlier ones
+    runs = enough_runs(level / (2 * sum(map(len, run.values()))))
     if initialisations is not None:
         runs = whole(
             initialisations,

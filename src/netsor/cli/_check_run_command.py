@@ -90,7 +90,7 @@ POSITIVE_REAL = opt.number(real, above=0)
     "--tolerance",
     type=opt.number(real, least=0, most=1),
     default=1e-4,
-    help="Relative difference that is allowed besides; 0.01 for bfloat16.",
+    help="Relative difference that is also allowed; 0.01 for bfloat16.",
 )
 @option("--device", metavar="cpu|cuda[:N]", help="Device.  [default: a GPU, if any]")
 @option("--seed", type=opt.SEED, default=0, help="Seed of the healthy runs.")

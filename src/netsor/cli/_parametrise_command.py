@@ -11,6 +11,7 @@ import click
 from click import UsageError, option
 
 from .._validate import real, shown
+from ..runtime._units import in_time
 from . import _options as opt
 from . import _output as out
 from ._options import cli
@@ -18,7 +19,11 @@ from ._options import cli
 ENDINGS = {"--out": ".py", "--toml": ".toml"}
 # exit code: a rule is undecided, or --check finds a change that follows the width
 FAILED = 3
+DEPARTED = 1  # exit code with --fail, if something must change
 # those of `FAMILIES` in torch/maximal_update, which needs PyTorch
+# as in maximal_update/_derive.py, which imports numpy
+FEWEST_DRAWS = 3
+TOO_FEW = ": two initialisations give intervals that decide no exponent"
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
     f"What trains the module: {', '.join(OPTIMISERS)} (the last two not for JAX). Or"
@@ -37,6 +42,10 @@ CHECK = (
     " outputs, and five steps at many learning rates, beside one rate for all"
     " parameters. Exit with code 3 if a change grows or shrinks with the width, or if"
     " the best rate shifts."
+)
+FAIL = (
+    "For your own optimiser: exit with code 1 if it or the module departs from maximal"
+    " updates, and with code 3 if that is undecided."
 )
 DEPTHS = (
     "Numbers of layers to measure too: FUNCTION then takes the width and the depth."
@@ -66,7 +75,7 @@ BATCH = (
 @option("--batch", metavar="NAME", help=BATCH)
 @option(
     "--draws",
-    type=opt.number(least=2),
+    type=opt.number(least=FEWEST_DRAWS, why=TOO_FEW),
     default=4,
     help="Initialisations at each width.",
 )
@@ -75,6 +84,7 @@ BATCH = (
 @option("--toml", metavar="FILE", help=TOML_FILE)
 @opt.flag("--overwrite", help="Replace files that exist.")
 @opt.flag("--check", help=CHECK)
+@opt.flag("--fail", help=FAIL)
 @opt.AS_JSON
 def parametrise_command(
     model: str,
@@ -83,6 +93,7 @@ def parametrise_command(
     batch: str | None,
     overwrite: bool,
     check: bool,
+    fail: bool,
     as_json: bool,
     **options: Any,
 ) -> None:
@@ -107,6 +118,11 @@ def parametrise_command(
         build = find(model).value
         if options["optimiser"] not in OPTIMISERS:
             options["optimiser"] = _own_optimiser(model, options["optimiser"])
+        elif fail:
+            raise UsageError(
+                "--fail is for an optimiser of your own: name its function in FILE with"
+                f" --optimizer, not {options['optimiser']}"
+            )
         if batch is not None:
             name = f"{model.rpartition(':')[0]}:{batch}"
             options["batch"] = find(name).value
@@ -116,17 +132,11 @@ def parametrise_command(
         if toml_file is not None:
             _write(toml_file, rule.toml())
         if check:
-            # it needs PyTorch or JAX
-            from ..studies.transfer._modules import transfer_of_rule
-
-            found = Checked(
-                rule.check(),
-                _check_in_depth(rule),
-                transfer_of_rule(rule, progress=not as_json),
-            )
+            found = _checked(rule, file, as_json)
             _write(file, rule.source(found.changes, found.changes_in_depth))
     content = {**rule.to_dict(), "file": str(file)}
-    text = f"{rule}\n\nwrote {file}"
+    text = "" if check else f"{rule}\n\n"
+    text += f"wrote {file}"
     if toml_file is not None:
         content["toml"] = str(toml_file)
         text += f" and {toml_file}"
@@ -140,8 +150,30 @@ def parametrise_command(
             text += f"\n\n{rule.check_text(in_depth, 'depth')}"
         text += f"\n\n{found.transfer}"
     out.echo_either(as_json, content, text)
+    if fail and rule.departures:
+        raise click.exceptions.Exit(DEPARTED)
     if rule.undecided or (check and found.is_wrong):
         raise click.exceptions.Exit(FAILED)
+
+
+def _checked(rule: Any, file: Path, as_json: bool) -> Checked:
+    """What real training finds; the table of the rule and the cost come first."""
+    # it needs PyTorch or JAX
+    from ..studies.transfer._modules import study_of_rule
+
+    if not as_json:
+        out.echo(f"{rule}\n")
+    study = study_of_rule(rule, progress=not as_json)
+    seconds = rule.check_seconds() + study.estimate().clock
+    sizes = f"widths {', '.join(map(str, rule.widths_of_check))}"
+    if rule.depths_of_check:
+        sizes += f" and depths {', '.join(map(str, rule.depths_of_check))}"
+    out.echo_notice(
+        f"wrote {file}. --check trains real networks of {sizes}, for about"
+        f" {in_time(seconds)}; Ctrl-C keeps the file."
+    )
+    in_depth = rule.check(depths=rule.depths_of_check) if rule.depth else []
+    return Checked(rule.check(), in_depth, study.run())
 
 
 def _library(build: Any, options: dict[str, Any]) -> Any:
@@ -175,15 +207,6 @@ class Checked(NamedTuple):
         shifts: bool = self.transfer["derived"].verdict.startswith("shifts")
         changes = (*self.changes, *self.changes_in_depth)
         return shifts or any(change.is_wrong for change in changes)
-
-
-def _check_in_depth(rule: Any) -> Sequence[Any]:
-    """The changes at the depths of a rule, and twice the largest."""
-    if rule.depth is None:
-        return []
-    depths = rule.depth.depths
-    changes: Sequence[Any] = rule.check(depths=[*depths, 2 * max(depths)])
-    return changes
 
 
 # the American spelling works too, and help lists the command once

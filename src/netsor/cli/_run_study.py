@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from click import UsageError
 from .._validate import counted, shown
 from ..engine.backends import Numpy
 from ..models import Transformer, read, recipe, settings
+from ..models._description import field_name
 from ..models._transformer import UnknownFamilyError
 from ..models.measure._metric_program import ProgramModel
 from ..optim import NAMED
@@ -212,7 +213,7 @@ def _described(source: str, changes: Sequence[str], layers: int | None) -> Trans
     if layers is None:
         return model
     for text in changes:
-        if text.partition("=")[0].strip() == "layers":
+        if _changed_field(text) == "layers":
             raise UsageError(
                 f"--layers {layers} and --set {text} cannot be combined: both set the"
                 " number of blocks"
@@ -220,6 +221,11 @@ def _described(source: str, changes: Sequence[str], layers: int | None) -> Trans
     return changed(
         model, option="--layers", texts=[f"layers={layers}"], typed=f"--layers {layers}"
     )
+
+
+def _changed_field(text: str) -> str:
+    """The field that --set field=value changes."""
+    return field_name(text.partition("=")[0].strip())
 
 
 def _refuse_layers(layers: int | None) -> None:
@@ -247,7 +253,7 @@ def changed(
 
 
 # exit code, if a rule of --fail-on is flagged, a median has left its band, or
-# coord-check --fail flags
+# coord-check --fail flags something or decides little
 FAILED = 3
 ANY_WIDTH = 64  # at which a function is called to see whether it takes a width
 
@@ -471,10 +477,11 @@ def _audited_models(
 def _refuse_set_and_swept(field: str, subjects: _AuditSubjects) -> None:
     """Reject a field that is swept and set by another option too."""
     set_by = []
-    if field == "layers" and subjects.layers is not None:
+    name = field_name(field)
+    if name == "layers" and subjects.layers is not None:
         set_by.append(f"--layers {subjects.layers}")
     for text in subjects.changes:
-        if text.partition("=")[0].strip() == field:
+        if _changed_field(text) == name:
             set_by.append(f"--set {text}")
     if set_by:
         raise UsageError(
@@ -569,6 +576,7 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
         if lr is not None:
             rates = _rates(lr, model if is_function(model) else None)
         if is_function(model):
+            is_of_vectors = bool(options["vectors"])
             trained = of_module(
                 model,
                 widths=options["widths"],
@@ -582,6 +590,8 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
             model, optimiser, rates = trained.build, trained.optimiser, trained.lr
             options["ids"], options["vectors"] = trained.ids, trained.vectors
             options["rules"] = trained.parametrisation
+            options["trains_vectors"] = is_of_vectors
+            options["trainable"] = trained.trainable
             if rates is None:
                 call_build(model, ANY_WIDTH)  # rejects a function of other arguments
                 raise UsageError(
@@ -595,12 +605,27 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
     result = run(options, make, as_json)
     _print(result, as_json, verbose)
-    broken = []
-    for check in result:
-        if not check.kept:
+    if fail:
+        _exit_if(_failures(result))
+
+
+def _failures(checks: Iterable[Any]) -> list[str]:
+    """Why coordinate checks fail: something is flagged, or most is undecided."""
+    broken, undecided = [], []
+    for check in checks:
+        if check.broken:
             broken.append(f"{check.name} ({', '.join(check.broken)})")
-    if fail and broken:
-        _exit_if([f"not as expected: {'; '.join(broken)}"])
+        if check.is_mostly_undecided:
+            undecided.append(f"{check.name} ({', '.join(check.undecided)})")
+    failures = []
+    if broken:
+        failures.append(f"not as expected: {'; '.join(broken)}")
+    if undecided:
+        failures.append(
+            f"mostly undecided: {'; '.join(undecided)}. Use more --draws, or --widths"
+            " further apart"
+        )
+    return failures
 
 
 def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:

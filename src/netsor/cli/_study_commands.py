@@ -37,6 +37,10 @@ EPS = (
     "Adam's eps at MODEL's own width; the parametrisation rescales it for other widths."
 )
 TOLERANCE = "Accepted distance from the expected exponent."
+FAIL = (
+    "Exit with code 3 if something is flagged, or more than half of the exponents are"
+    " undecided."
+)
 OUT = "A folder for the report, figures, tables and finished draws."
 ESTIMATOR = "The paper's kernel estimates, exact densities, or both."
 LAYERS = option(
@@ -257,7 +261,7 @@ def training_options(
 @option(
     "--tolerance", type=opt.number(real, above=0, most=1), default=0.1, help=TOLERANCE
 )
-@flag("--fail", help="Exit with code 3 if something is flagged.")
+@flag("--fail", help=FAIL)
 def coord_check_command(**options: Any) -> None:
     """Check how optimiser steps scale with the width (µP).
 

@@ -68,9 +68,11 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
         return np.concatenate(values), np.concatenate(errors)
 
     value, error = numbers_of(law)
-    of_replicas, error_of_replicas = numbers_of(replicas)
-    total = combined(error, error_of_replicas, 1e-12 * np.abs(value))
-    deviation = np.abs(value - of_replicas) / np.where(total > 0, total, np.inf)
+    value_of_replicas, error_of_replicas = numbers_of(replicas)
+    rounding = 1e-12 * np.abs(value)
+    total_error = combined(error, error_of_replicas, rounding)
+    safe_error = np.where(total_error > 0, total_error, np.inf)
+    deviation = np.abs(value - value_of_replicas) / safe_error
     # two-sided, for some 20 numbers with errors from 40 blocks
     threshold = scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20)
     return float(deviation.max()) < float(threshold)

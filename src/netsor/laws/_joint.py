@@ -314,7 +314,7 @@ class Joint(LawBase):
 
     @property
     def with_error(self) -> JointWithError:
-        """mean, var, cov, corr, pdf and cdf, each an `Estimate`."""
+        """mean, var, std, cov, corr, pdf, logpdf and cdf, each an `Estimate`."""
         return JointWithError(self)
 
     def mean(self) -> Array:
@@ -500,12 +500,14 @@ class Joint(LawBase):
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         """Draws (size, entries), each from the Gaussian of a random replica."""
-        chosen = self._replicas.choose(size, rng)
-        variances, axes = np.linalg.eigh(self.component_cov[chosen])
+        replica_of_draw = self._replicas.choose(size, rng)
+        mean = self.component_mean[replica_of_draw]
+        cov = self.component_cov[replica_of_draw]
+        variances, axes = np.linalg.eigh(cov)
         std = np.sqrt(np.maximum(variances, 0.0))
         along_axes = std * rng.standard_normal(std.shape)
         deviations = (axes @ along_axes[..., None])[..., 0]
-        return np.asarray(self.component_mean[chosen] + deviations)
+        return np.asarray(mean + deviations)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.
@@ -599,6 +601,14 @@ class JointWithError:
         error = np.diag(cov_error).copy()
         return Estimate(variance, error, self._law.sources)
 
+    def std(self) -> Estimate:
+        """The standard deviation of each entry, (entries,)."""
+        variance, error = self.var()
+        value = np.sqrt(variance)
+        zeros = np.zeros_like(value)
+        half = np.divide(error, 2 * value, out=zeros, where=value > 0)
+        return Estimate(value, half, self._law.sources)
+
     def corr(self) -> Estimate:
         """The correlation matrix, (entries, entries); NaN without variance."""
         law = self._law
@@ -625,6 +635,24 @@ class JointWithError:
         value, error = self._law._pdf_with_error(points)
         doubt = self._doubt(value, lambda law: law.pdf(points))
         total_error = np.asarray(combined(error, doubt))
+        return Estimate(
+            value=value.reshape(shape)[()],
+            error=total_error.reshape(shape)[()],
+            sources=self._law.sources,
+        )
+
+    def logpdf(self, y: npt.ArrayLike) -> Estimate:
+        """The logarithm of the joint density at points (…, entries), of shape (…).
+
+        Its error is the relative error of the density.
+        """
+        points, shape = self._law._points("logpdf", y)
+        value = np.asarray(self._law.logpdf(points))
+        density, error = self._law._pdf_with_error(points)
+        unknown = np.where(error > 0, np.inf, 0.0)
+        relative = np.divide(error, density, out=unknown, where=density > 0)
+        doubt = self._doubt(value, lambda law: law.logpdf(points))
+        total_error = np.asarray(combined(relative, doubt))
         return Estimate(
             value=value.reshape(shape)[()],
             error=total_error.reshape(shape)[()],

@@ -127,8 +127,9 @@ class Distribution(ABC):
 class Law(LawBase, Distribution):
     """A law of one variable, with the methods of scipy.stats.
 
-    Every number has an error: `law.with_error` has the same methods, and each returns
-    an `Estimate`, a value with its standard error. Points may be numbers or arrays.
+    Every number has an error: `law.with_error` has all methods that return numbers, and
+    each returns an `Estimate`, a value with its standard error (`interval` and `stats`
+    return several). Points may be numbers or arrays.
     `status` says what is proved, and `method` how the law was computed. Programs make
     laws; you do not call this class.
 
@@ -206,6 +207,24 @@ class Law(LawBase, Distribution):
             logs[underflows] = self._log_tail(y[underflows], sign)
         return logs
 
+    def _log_side_error(self, y: Array, sign: int) -> Array:
+        """The error of `_log_side`, which is the relative error of the probability."""
+        logs = self._log_side(y, sign)
+        probability = np.exp(np.minimum(logs, 0.0))
+        error = np.broadcast_to(self._cdf(y).error, y.shape)
+        unknown = np.where(error > 0, np.inf, 0.0)
+        known = probability > 0
+        relative = np.divide(error, probability, out=unknown, where=known)
+        # far out P is f times a length, so that both logarithms have one error; the
+        # error of P may underflow too
+        underflows = probability < MIN_DENSITY
+        far = (underflows | (relative >= 1)) & np.isfinite(logs)
+        if far.any():
+            of_density = self._log_error(y[far])
+            smaller = np.minimum(relative[far], of_density)
+            relative[far] = np.where(underflows[far], of_density, smaller)
+        return np.asarray(relative)
+
     def _log_error(self, y: Array) -> Array:
         """The error of log f(y), which is the relative error of the density f."""
         value, error = self._pdf(y)
@@ -258,7 +277,7 @@ class Law(LawBase, Distribution):
 
     @property
     def with_error(self) -> WithError:
-        """The same methods, each returning an `Estimate`: a value and its error."""
+        """The same numbers, each an `Estimate`: a value and its error."""
         return WithError(self)
 
     def pdf(self, y: npt.ArrayLike) -> Any:
@@ -299,10 +318,7 @@ class Law(LawBase, Distribution):
 
     def interval(self, confidence: float) -> tuple[float, float]:
         """The central interval with this probability."""
-        share = as_number(confidence)
-        if share is None or not 0 <= share <= 1:
-            raise LawError("interval", "confidence", confidence, "between 0 and 1")
-        beyond = (1 - share) / 2  # the probability on each side
+        beyond = _share_beyond(confidence)
         return float(self.ppf(beyond)), float(self.isf(beyond))
 
     def mean(self) -> float:
@@ -335,18 +351,7 @@ class Law(LawBase, Distribution):
         `moments` names them by the letters m, v, s and k. The result is a tuple in this
         order, or a float if there is one letter.
         """
-        methods = {
-            "m": self.mean,
-            "v": self.var,
-            "s": self.skewness,
-            "k": self.kurtosis,
-        }
-        is_text = isinstance(moments, str) and bool(moments)
-        if not is_text or not set(moments) <= set(methods):
-            raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-        # in the order of the methods, as in scipy
-        numbers = [method() for letter, method in methods.items() if letter in moments]
-        return tuple(numbers) if len(numbers) > 1 else numbers[0]
+        return _named_moments(self, moments)
 
     def expect(self, func: Callable[[Any], Any]) -> float:
         """E[func(Y)] by quadrature."""
@@ -423,13 +428,35 @@ class Law(LawBase, Distribution):
         return f"<{type(self).__name__}: {text}>"
 
 
+def _share_beyond(confidence: float) -> float:
+    """The probability on each side of the central interval with this probability."""
+    share = as_number(confidence)
+    if share is None or not 0 <= share <= 1:
+        raise LawError("interval", "confidence", confidence, "between 0 and 1")
+    return (1 - share) / 2
+
+
+MOMENTS = {"m": "mean", "v": "var", "s": "skewness", "k": "kurtosis"}
+
+
+def _named_moments(law: Law | WithError, moments: str) -> Any:
+    """The moments that these letters name: a tuple, or one number for one letter."""
+    is_text = isinstance(moments, str) and bool(moments)
+    if not is_text or not set(moments) <= set(MOMENTS):
+        raise LawError("stats", "moments", moments, "letters among m, v, s and k")
+    # in the order of the table, as in scipy
+    names = [name for letter, name in MOMENTS.items() if letter in moments]
+    numbers = [getattr(law, name)() for name in names]
+    return tuple(numbers) if len(numbers) > 1 else numbers[0]
+
+
 ROOT_ATOL = 1e-14  # error of a quantile by root finding, in standard deviations
 WIDE = 1.96  # standard errors on each side of an interval that covers 95 %
 
 
 @single_threaded
 class WithError:
-    """The methods of a law, each returning an `Estimate`."""
+    """The methods of a law that return numbers, each returning an `Estimate`."""
 
     def __init__(self, law: Law) -> None:
         self._law = law
@@ -472,16 +499,33 @@ class WithError:
 
         The error of the level is that of the distribution function, in log odds.
         """
+        return self._quantile(base.levels(q, "ppf"), upper=False)
+
+    def isf(self, q: npt.ArrayLike) -> Estimate:
+        """The inverse of `sf`: where P(Y > y) is q; its error is that of `ppf`."""
+        return self._quantile(base.levels(q, "isf"), upper=True)
+
+    def median(self) -> Estimate:
+        """The median."""
+        return self.ppf(0.5)
+
+    def interval(self, confidence: float) -> tuple[Estimate, Estimate]:
+        """The ends of the central interval with this probability."""
+        beyond = _share_beyond(confidence)
+        return self.ppf(beyond), self.isf(beyond)
+
+    def _quantile(self, level: Array, *, upper: bool) -> Estimate:
+        """Quantiles, or with `upper` the inverse of P(Y > y), with their errors."""
         law = self._law
-        level = base.levels(q, "ppf")
-        value = np.asarray(law.ppf(q))
+        value = np.asarray(law.isf(level) if upper else law.ppf(level))
+        probability = self.sf if upper else self.cdf
         atoms = [point for point, _ in law.atoms]
-        level_error = np.asarray(self.cdf(value).error)
+        level_error = np.asarray(probability(value).error)
         if atoms:  # a level may miss an atom on either side
-            left_of_value = self.cdf(np.nextafter(value, -np.inf))
+            left_of_value = probability(np.nextafter(value, -np.inf))
             level_error = np.maximum(level_error, left_of_value.error)
 
-        error = self._change_of_quantile(level, level_error, value)
+        error = self._change_of_quantile(level, level_error, value, upper=upper)
         # at least the error over the density, which steps of draws would hide; an atom
         # has no density
         density = np.zeros_like(level_error)
@@ -497,13 +541,14 @@ class WithError:
         return Estimate(value[()], error[()], law.sources)
 
     def _change_of_quantile(
-        self, level: Array, level_error: Array, value: Array
+        self, level: Array, level_error: Array, value: Array, *, upper: bool
     ) -> Array:
         """The largest change of quantiles `value` as their levels move by their errors.
 
         Levels move in log odds, by one error and by more: a jump of the quantile may
         lie in between.
         """
+        quantile = self._law.isf if upper else self._law.ppf
         inner = np.where((level > 0) & (level < 1), level, 0.5)
         # an overflow means that nothing is known about the log odds of a tiny level
         with np.errstate(over="ignore"):
@@ -511,7 +556,7 @@ class WithError:
         largest = np.zeros_like(level_error)
         for steps in (-WIDE, -1.0, 1.0, WIDE):
             log_odds = scipy.special.logit(inner) + steps * step
-            moved = np.asarray(self._law.ppf(scipy.special.expit(log_odds)))
+            moved = np.asarray(quantile(scipy.special.expit(log_odds)))
             with np.errstate(invalid="ignore"):  # infinity minus infinity
                 change = np.abs(moved - value) / abs(steps)
                 largest = np.maximum(largest, change)
@@ -559,7 +604,12 @@ class WithError:
         """E[func(Y)] by quadrature."""
         return self._of(lambda law: expectation(law, func))
 
-    median = partialmethod(ppf, 0.5)
+    def stats(self, moments: str = "mv") -> Any:
+        """Mean, variance, skewness and excess kurtosis; the parameter is that of
+        `Law.stats`.
+        """
+        return _named_moments(self, moments)
+
     mean = partialmethod(moment, 1)
     var = partialmethod(_of, lambda law: law._var())
     entropy = partialmethod(_of, entropy)
@@ -572,4 +622,14 @@ class WithError:
     # known by draws alone
     logpdf = partialmethod(
         _at, "logpdf", lambda law, y: Estimate(law._logpdf(y), law._log_error(y))
+    )
+    logcdf = partialmethod(
+        _at,
+        "logcdf",
+        lambda law, y: Estimate(law._log_side(y, -1), law._log_side_error(y, -1)),
+    )
+    logsf = partialmethod(
+        _at,
+        "logsf",
+        lambda law, y: Estimate(law._log_side(y, 1), law._log_side_error(y, 1)),
     )

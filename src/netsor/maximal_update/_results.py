@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,11 +10,11 @@ from typing import Any, NamedTuple
 
 from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
-from ._coordinate_check import OK, TOLERANCE, Change, coordinate_check
+from ._coordinate_check import OK, TOLERANCE, Change, Trained, coordinate_check
 from ._depth_rule import TOLERANCE as IN_DEPTH
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
-from ._measurement import Measurement
+from ._measurement import SMALL_LR, Measurement
 from ._power import Power
 from ._responses import Edge
 from ._rules import (
@@ -54,6 +55,13 @@ EXPLANATION = (
 )
 
 
+UNKNOWN = "?"
+EXPLANATION_OF_UNKNOWN = (
+    f" {UNKNOWN}: gradients do not determine this eps, and the files keep it constant;"
+    " more draws narrow it down."
+)
+
+
 class Evidence(NamedTuple):
     """The exponents of the width that belong to a parameter; None: of a size that is 0.
 
@@ -78,21 +86,22 @@ class Evidence(NamedTuple):
 class Solved(NamedTuple):
     """A measurement, and what follows from it."""
 
-    found: Measurement
+    measurement: Measurement
     solution: Solution
 
 
 def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
+    before, after = first.measurement, last.measurement
     evidence = {}
-    for name in first.found.operations.graph.parameters:
-        std = first.found.stds.get(name)
+    for name in before.operations.graph.parameters:
+        std = before.stds.get(name)
         evidence[name] = Evidence(
             std=None if std is None else std.exponent,
-            written_before=_largest(first, first.found.exponents.written, name),
-            written=_largest(last, last.found.exponents.written, name),
-            update_before=_largest(first, first.found.exponents.updates, name),
-            update=_largest(last, last.found.exponents.updates, name),
+            written_before=_largest(first, before.exponents.written, name),
+            written=_largest(last, after.exponents.written, name),
+            update_before=_largest(first, before.exponents.updates, name),
+            update=_largest(last, after.exponents.updates, name),
         )
     return evidence
 
@@ -104,7 +113,7 @@ def _largest(
     multiply what it writes.
     """
     exponents = []
-    for operation in solved.found.operations.operations:
+    for operation in solved.measurement.operations.operations:
         for k, names in operation.weights.items():
             edge = Edge(operation.index, k)
             fit = fits.get(edge)
@@ -152,8 +161,12 @@ class Departure(NamedTuple):
 
 def _departures(path: str, what: str, power: Power) -> list[Departure]:
     """The departures that a power is: one of the width, one of the depth."""
-    powers = power._asdict().items()
-    return [Departure(path, what, each, axis) for axis, each in powers if each]
+    exponents = power._asdict().items()
+    return [
+        Departure(path, what, exponent, axis)
+        for axis, exponent in exponents
+        if exponent
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,13 +200,16 @@ class DerivedRule:
     depth: DepthRule | None = None
     growing: tuple[str, ...] = ()
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
+    # patterns of parameters that repeat from layer to layer
+    repeated: frozenset[str] = frozenset()
     # of the learning rates of the user's optimiser, which those of `rule` change
     given: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
         """The exponents of each parameter, by patterns of names."""
-        return collapsed({name: self._full(name) for name in self.rule.parameters})
+        rules = {name: self._full(name) for name in self.rule.parameters}
+        return collapsed(rules, self.repeated)
 
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
@@ -211,14 +227,14 @@ class DerivedRule:
         """
         if not self.subject.make:
             return ()
-        found: list[Departure] = []
+        departures: list[Departure] = []
         for name, rule in self.rule.parameters.items():
-            found += _departures(name, "standard deviation", rule.std)
+            departures += _departures(name, "standard deviation", rule.std)
             if self.given.get(name) is not None:
-                found += _departures(name, "learning rate", rule.lr)
+                departures += _departures(name, "learning rate", rule.lr)
         for scale in self.scales:
-            found += _departures(scale.path, scale.what, scale.power)
-        return tuple(found)
+            departures += _departures(scale.path, scale.what, scale.power)
+        return tuple(departures)
 
     @property
     def scales(self) -> tuple[OutputScale, ...]:
@@ -283,22 +299,31 @@ class DerivedRule:
         coarse = self._coarse
         if len(coarse) == len(self.evidence):
             return [f"{measured}: undecided, all exponents have errors above {WIDEST}."]
-        updates = {k: x.update for k, x in self.evidence.items() if x.update}
-        worst = max(
-            (abs(update.value) for k, update in updates.items() if k not in coarse),
-            default=0.0,
-        )
-        which = "the other parameters" if coarse else "every parameter"
-        sentences = [
-            f"{measured}: under these exponents the update of {which} changes what it"
-            f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
-        ]
+        sentences = []
         if coarse:
             names = ", ".join(dict.fromkeys(map(layer_pattern_of, coarse)))
-            sentences.insert(
-                0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
+            sentences.append(
+                f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
             )
-        return [*sentences, *(self.depth.verified if self.depth else ())]
+        exponents = [
+            abs(evidence.update.value)
+            for name, evidence in self.evidence.items()
+            if evidence.update is not None and name not in coarse
+        ]
+        worst = max(exponents, default=0.0)
+        which = "the other parameters" if coarse else "every parameter"
+        sentences.append(
+            f"{measured}: under these exponents the update of {which} changes what it"
+            f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
+        )
+        if self.with_unknown_eps:
+            names = ", ".join(self.with_unknown_eps)
+            sentences.append(
+                f"UNDETERMINED, and constant in this file: eps of {names}."
+            )
+        if self.depth is not None:
+            sentences += self.depth.verified
+        return sentences
 
     def check(
         self,
@@ -331,29 +356,61 @@ class DerivedRule:
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
             each output.
         """
-        subject = self.subject
-        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
-        training = subject.trained(
-            self.source(),
-            scales=self.scales if self.depth is None else self.rule.by_pattern().scales,
-            free=[*dict.fromkeys(map(layer_pattern_of, free))],
-            seed=subject.seed + OTHER_SEEDS,
-        )
+        training = self._trained
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
         if depths is not None:
             in_depth = self._checked_in_depth(widths, depths)
             return coordinate_check(
                 training,
-                [(subject.base_width, depth) for depth in depths],
+                [(self.subject.base_width, depth) for depth in depths],
                 [*depths],
                 expected=in_depth.expected,
                 named=in_depth.named,
                 tolerance=IN_DEPTH,
                 **options,
             )
-        at = [*(widths or (*self.widths, 2 * max(self.widths)))]
-        sizes = [subject.size(width, subject.base_depth) for width in at]
+        at = [*(widths or self.widths_of_check)]
+        sizes = [self.subject.size(width, self.subject.base_depth) for width in at]
         return coordinate_check(training, sizes, at, expected=self.expected, **options)
+
+    @property
+    def widths_of_check(self) -> tuple[int, ...]:
+        """The widths of `check`: those of the derivation, and twice the largest."""
+        return (*self.widths, 2 * max(self.widths))
+
+    @property
+    def depths_of_check(self) -> tuple[int, ...]:
+        """The depths of a check: those of the derivation, and twice the largest; none
+        without exponents of the depth.
+        """
+        if self.depth is None:
+            return ()
+        return (*self.depth.depths, 2 * max(self.depth.depths))
+
+    def check_seconds(self, steps: int = 3, draws: int = 16) -> float:
+        """About how long `check` takes for all its widths and depths, from one training
+        at each.
+        """
+        subject, training = self.subject, self._trained
+        sizes = [subject.size(n, subject.base_depth) for n in self.widths_of_check]
+        sizes += [(subject.base_width, depth) for depth in self.depths_of_check]
+        training.changes(sizes[0], SMALL_LR, 0, 1)  # the first one loads libraries
+        start = time.perf_counter()
+        for size in sizes:
+            training.changes(size, SMALL_LR, 0, steps)
+        return draws * (time.perf_counter() - start)
+
+    @property
+    def _trained(self) -> Trained:
+        """Networks that are trained with the emitted file."""
+        subject = self.subject
+        free = [name for name, rule in self.rule.parameters.items() if rule.is_free]
+        return subject.trained(
+            self.source(),
+            scales=self.scales if self.depth is None else self.rule.by_pattern().scales,
+            free=[*dict.fromkeys(map(layer_pattern_of, free))],
+            seed=subject.seed + OTHER_SEEDS,
+        )
 
     def _checked_in_depth(self, widths: Any, depths: Sequence[int]) -> DepthRule:
         """What is known of the depth, for a check of depths."""
@@ -379,35 +436,30 @@ class DerivedRule:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        parameters = {}
-        for name, evidence in self.evidence.items():
-            rule = self._full(name)
-            parameters[name] = {
-                **{field: getattr(rule, field)._asdict() for field in POWERS},
-                "may_start_smaller": rule.is_free,
-                "rule": self.name_of(name),
-                "measured": {
-                    field: None if x is None else x.as_dict()
-                    for field, x in evidence._asdict().items()
-                },
-            }
         return {
             "module": self.module_name,
             "optimiser": self.subject.family.name,
             "widths": list(self.widths),
-            "parameters": parameters,
-            "scales": [
-                {
-                    "path": x.path,
-                    "part": None if x.part is None else list(x.part),
-                    "of": x.what,
-                    **x.power._asdict(),
-                }
-                for x in self.scales
-            ],
+            "parameters": {name: self._parameter_dict(name) for name in self.evidence},
+            "scales": [_scale_dict(scale) for scale in self.scales],
             "depth": None if self.depth is None else self.depth.to_dict(),
             "growing": list(self.growing),
             "departures": [departure._asdict() for departure in self.departures],
+        }
+
+    def _parameter_dict(self, name: str) -> dict[str, Any]:
+        """The rule and the evidence of a parameter, for JSON."""
+        rule = self._full(name)
+        measured = {
+            field: None if exponent is None else exponent.as_dict()
+            for field, exponent in self.evidence[name]._asdict().items()
+        }
+        return {
+            **{field: getattr(rule, field)._asdict() for field in POWERS},
+            "may_start_smaller": rule.is_free,
+            "has_unknown_eps": rule.has_unknown_eps,
+            "rule": self.name_of(name),
+            "measured": measured,
         }
 
     @property
@@ -447,6 +499,9 @@ class DerivedRule:
         )
         if self.depth is not None:
             text += f" {self.depth.words}"
+        if self.with_unknown_eps:
+            count_unknown = len(self.with_unknown_eps)
+            text += f" eps is undetermined for {counted(count_unknown, 'parameter')}."
         if self.undecided:
             return (
                 "Undecided: exponents of the updates of"
@@ -464,6 +519,11 @@ class DerivedRule:
         return [*self._coarse, *(self.depth.undecided if self.depth else ())]
 
     @property
+    def with_unknown_eps(self) -> list[str]:
+        """The parameters, by patterns, whose eps the gradients do not determine."""
+        return [k for k, rule in self.parameters.items() if rule.has_unknown_eps]
+
+    @property
     def _coarse(self) -> list[str]:
         """Those at several widths."""
         coarse = []
@@ -476,37 +536,35 @@ class DerivedRule:
     @property
     def _verdict_on_departures(self) -> str:
         """What is not maximal in the module and the optimiser of the user."""
+        subject = f"{self.module_name} with its own {self.subject.family.words}"
         departures_in_words = [str(departure) for departure in self.departures]
-        if not departures_in_words:
-            return (
-                f"{self.module_name} with its own {self.subject.family.words}: nothing"
-                " to change, all updates are maximal."
+        coarse = ""
+        if self.undecided:
+            coarse = (
+                f" Undecided for {counted(len(self.undecided), 'parameter')}, as"
+                f" {self.undecided[0]}: use more draws or wider widths."
             )
-        heading = (
-            f"{self.module_name} with its own {self.subject.family.words}:"
-            f" {counted(len(departures_in_words), 'number')} must change."
-        )
-        return "\n".join([heading, *(f"  {line}" for line in departures_in_words)])
+        if departures_in_words:
+            count = counted(len(departures_in_words), "number")
+            heading = f"{subject} departs from maximal updates: {count} must change."
+            return "\n".join(
+                [heading + coarse, *(f"  {line}" for line in departures_in_words)]
+            )
+        if coarse:
+            return f"{subject}: no departure from maximal updates.{coarse}"
+        return f"{subject}: nothing to change, all updates are maximal."
 
     def __str__(self) -> str:
-        heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
-        rows: list[tuple[str, ...]] = [heads]
-        for pattern, rule in self.parameters.items():
-            names = [x for x in self.evidence if pattern in patterns_of(x)]
-            shown = self.evidence[names[0]]
-            update = f"{_interval(shown.update_before)} → {_interval(shown.update)}"
-            kind = self.name_of(names[0])
-            row = (pattern, _n(rule.std), _n(rule.lr), _n(rule.eps), update)
-            rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
-        lines = [self.verdict, "", *_table(rows)]
+        lines = [self.verdict, "", *_table(self._rows())]
         scales = {
-            f"{_scaled(x)}{_part(x)}: times {_n(x.power)} ({x.what})"
-            for x in self.scales
+            f"{_scaled(scale)}{_part(scale)}: times {_n(scale.power)} ({scale.what})"
+            for scale in self.scales
         }
-        lines += ["", *sorted(scales)] if scales else []
-        for place in self.growing:
+        if scales:
+            lines += ["", *sorted(scales)]
+        for operation in self.growing:
             lines.append(
-                f"{place}: its change grows with the width, and no exponent removes"
+                f"{operation}: its change grows with the width, and no exponent removes"
                 " that: what it normalises has a size that does not grow"
             )
         if self.depth is not None:
@@ -514,8 +572,43 @@ class DerivedRule:
         letters = f"n is the width over {self.subject.base_width}"
         if self.subject.base_depth is not None:
             letters += f", L the depth over {self.subject.base_depth}"
-        lines += ["", f"{letters}. {EXPLANATION}"]
+        explanation = EXPLANATION
+        if self.with_unknown_eps:
+            explanation += EXPLANATION_OF_UNKNOWN
+        lines += ["", f"{letters}. {explanation}"]
         return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The table of parameters, by patterns of their names."""
+        heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
+        rows: list[tuple[str, ...]] = [heads]
+        for pattern, rule in self.parameters.items():
+            names = [
+                name
+                for name in self.evidence
+                if pattern in patterns_of(name) and self._full(name) == rule
+            ]
+            evidence = self.evidence[names[0]]
+            update = (
+                f"{_interval(evidence.update_before)} → {_interval(evidence.update)}"
+            )
+            comment = self.name_of(names[0])
+            if rule.is_free:
+                comment += ", may start at 0"
+            eps = UNKNOWN if rule.has_unknown_eps else _n(rule.eps)
+            powers = (_n(rule.std), _n(rule.lr), eps)
+            rows.append((pattern, *powers, update, comment))
+        return rows
+
+
+def _scale_dict(scale: OutputScale) -> dict[str, Any]:
+    """A factor of an output, for JSON."""
+    return {
+        "path": scale.path,
+        "part": None if scale.part is None else list(scale.part),
+        "of": scale.what,
+        **scale.power._asdict(),
+    }
 
 
 def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
@@ -534,20 +627,23 @@ def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns."""
-    count = max(map(len, rows))
-    filled = [(*row, *[""] * (count - len(row))) for row in rows]
-    widths = [max(len(row[k]) for row in filled) for k in range(count)]
-    return [
-        "  ".join(f"{x:{w}}" for x, w in zip(row, widths, strict=True)).rstrip()
-        for row in filled
-    ]
+    """Rows in columns; short rows end early."""
+    columns = max(map(len, rows))
+    widths = [0] * columns
+    for row in rows:
+        for column, text in enumerate(row):
+            widths[column] = max(widths[column], len(text))
+    lines = []
+    for row in rows:
+        cells = [f"{text:{width}}" for text, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _n(power: Power) -> str:
     """Powers of the width n and the depth L, such as n^-1/2 or 1/n 1/L."""
-    words = [_power("n", power.width), _power("L", power.depth)]
-    return " ".join(word for word in words if word) or "1"
+    powers = [_power("n", power.width), _power("L", power.depth)]
+    return " ".join(text for text in powers if text) or "1"
 
 
 def _power(letter: str, exponent: float) -> str:
@@ -594,7 +690,10 @@ def _interval(exponent: Exponent | None) -> str:
     """A measured exponent with its interval."""
     if exponent is None:
         return "does not move"
-    value, low, high = (
-        round(x, 2) + 0.0 for x in (exponent.value, exponent.low, exponent.high)
-    )
-    return f"{value:+.2f} ({low:+.2f},{high:+.2f})"
+
+    def rounded(x: float) -> float:
+        """Two decimals; −0 becomes 0."""
+        return round(x, 2) + 0.0
+
+    low, high = rounded(exponent.low), rounded(exponent.high)
+    return f"{rounded(exponent.value):+.2f} ({low:+.2f},{high:+.2f})"

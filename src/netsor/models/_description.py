@@ -323,7 +323,7 @@ class Description:
     def _field(self, spelled: str) -> str:
         """The name of a field, from that name or from Hugging Face's."""
         names = [field.name for field in fields(self)]
-        name = ALIASES.get(spelled, spelled)
+        name = field_name(spelled)
         if name in names:
             return name
         near = difflib.get_close_matches(
@@ -419,6 +419,11 @@ def with_scalar_std(model: D, field: str, std: Any) -> D:
     return changed
 
 
+def field_name(spelled: str) -> str:
+    """The name of a field: "layers" for "n_layer" of Hugging Face's configurations."""
+    return ALIASES.get(spelled, spelled)
+
+
 def settings(texts: Iterable[str]) -> dict[str, Any]:
     """Parse texts "field=value", as on a command line, into changes for `replace`.
 
@@ -450,7 +455,7 @@ def settings(texts: Iterable[str]) -> dict[str, Any]:
             raise ValueError(f"{shown(text)} must be written field=value")
         if name in changes:
             raise ValueError(f"{name} is given twice")
-        hint = types.get(ALIASES.get(name, name), str)
+        hint = types.get(field_name(name), str)
         changes[name] = _parsed(value.strip(), hint)
     return changes
 

@@ -326,17 +326,19 @@ def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
     the points (u + 0)/k, …, (u + k − 1)/k; each picks the particle in whose share of
     the cumulative weights it lies.
     """
-    count = len(chains.z) // runs
+    count = len(chains.z) // runs  # particles of a run
     log_weight = step * chains.height.reshape(runs, count)
-    share_ends = np.cumsum(scipy.special.softmax(log_weight, axis=1), axis=1)
+    shares = scipy.special.softmax(log_weight, axis=1)
+    share_ends = np.cumsum(shares, axis=1)
     points = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
-    chosen_by_run = []
+    particles = []
     for run in range(runs):
-        in_run = np.searchsorted(share_ends[run], points[run])
-        in_run = np.minimum(in_run, count - 1)  # the last share may end below 1
-        chosen_by_run.append(run * count + in_run)
-    chosen = np.concatenate(chosen_by_run)
-    return Chains(chains.z[chosen], chains.height[chosen], chains.evaluations)
+        number_in_run = np.searchsorted(share_ends[run], points[run])
+        # the last share may end below 1
+        number_in_run = np.minimum(number_in_run, count - 1)
+        particles.append(run * count + number_in_run)
+    picked = np.concatenate(particles)
+    return Chains(chains.z[picked], chains.height[picked], chains.evaluations)
 
 
 class LogMean(NamedTuple):
@@ -362,20 +364,27 @@ def mean_of_logs(logs: Array) -> LogMean:
 
 
 def r_hat(draws: Array) -> Array:
-    """R-hat of each quantity, (quantities,).
+    """R-hat of each quantity, (quantities,), from draws (chains, length, quantities).
 
     It is the larger of that of the ranks and that of the ranks of distances to the
     median.
     """
-    ratios = []
-    for values in (draws, np.abs(draws - np.median(draws, axis=(0, 1)))):
-        scores, within, between = _normal_scores(values)
-        length = scores.shape[1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.sqrt(1 - 1 / length + between / within)
-        of_constant_chains = np.where(between > 0, np.inf, 1.0)
-        ratios.append(np.where(within > 0, ratio, of_constant_chains))
-    return np.maximum(*ratios)
+    distances = np.abs(draws - np.median(draws, axis=(0, 1)))
+    return np.maximum(_r_hat_of_ranks(draws), _r_hat_of_ranks(distances))
+
+
+def _r_hat_of_ranks(draws: Array) -> Array:
+    """√(1 − 1/length + between/within) of the normal scores of draws, (quantities,).
+
+    Chains that are constant have no variance within: R-hat is then 1 if they agree, and
+    infinite if they do not.
+    """
+    scores, within, between = _normal_scores(draws)
+    length = scores.shape[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(1 - 1 / length + between / within)
+    of_constant_chains = np.where(between > 0, np.inf, 1.0)
+    return np.where(within > 0, ratio, of_constant_chains)
 
 
 def _lagged_products(scores: Array) -> Array:
@@ -410,15 +419,20 @@ def effective(draws: Array) -> Array:
     scores, within, between = _normal_scores(draws)
     chains, length, _ = scores.shape
     total = chains * length
+
+    # ρ at each lag, (lags, quantities), from all chains
     autocovariance = _lagged_products(scores).mean(axis=0) / length
     variance = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
         variogram = within - autocovariance * length / (length - 1)
         rho = np.where(variance > 0, 1 - variogram / variance, 0.0)
     rho[0] = 1.0
+
+    # ρ_2t + ρ_2t+1, (pairs of lags, quantities)
     even_length = length - length % 2
     pairs = rho[:even_length].reshape(length // 2, 2, -1)
     pair_sums = _falling_and_positive(pairs.sum(axis=1))
+
     # anticorrelated draws are worth more than independent ones; at most this many times
     most = np.log10(max(total, 10))
     correlation_time = np.maximum(-1 + 2 * pair_sums.sum(axis=0), 1 / most)
@@ -439,11 +453,11 @@ def _normal_scores(draws: Array) -> NormalScores:
     Scores always have a mean and a variance. Each chain is split in two halves: a chain
     that drifts disagrees with itself.
     """
-    length = draws.shape[1]
+    length, quantities = draws.shape[1:]
     half = length // 2
     halves = np.concatenate([draws[:, :half], draws[:, length - half :]])
     count = halves.shape[0] * half
-    flat_ranks = scipy.stats.rankdata(halves.reshape(count, draws.shape[-1]), axis=0)
+    flat_ranks = scipy.stats.rankdata(halves.reshape(count, quantities), axis=0)
     ranks = flat_ranks.reshape(halves.shape)
     # Blom's approximation of the expected normal of each rank
     scores = np.asarray(scipy.special.ndtri((ranks - 0.375) / (count + 0.25)))

@@ -492,10 +492,11 @@ class Draws:
 
         Its columns may be in another order, as those for images that were flattened.
         """
-        rows, *others = self.laws[w.name].shape
-        row_size = math.prod(others)
-        has_all_rows = w.layout.strides[0] == row_size and w.shape[0] == rows
-        return has_all_rows and w.layout.size == rows * row_size
+        rows, *other_sizes = self.laws[w.name].shape
+        row_size = math.prod(other_sizes)
+        layout = w.layout
+        has_all_rows = w.shape[0] == rows and layout.strides[0] == row_size
+        return has_all_rows and layout.size == rows * row_size
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
@@ -506,26 +507,17 @@ class Draws:
         if self.trained:
             return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
         table = self._embedding(w.name)
-        mean = self.laws[w.name].mean
-        refuse_if(mean, f"the table {w.name} has entries of mean {mean:g}")
+        law = self.laws[w.name]
+        refuse_if(law.mean, f"the table {w.name} has entries of mean {law.mean:g}")
         if w.frozen:
             table = table.as_constants()
         words = w.shape[0]
         logits = table.logits(x, words)
         if words > len(table.known):
-            self._stand_in(self.laws[w.name], w.shape[1])
-        zero_rows = list(self.laws[w.name].zero_rows)
-        if not zero_rows:
+            self._stand_in(law, w.shape[1])
+        if not law.zero_rows:
             return Scalars(logits)
-        # Logits of rows of zeros are 0. They are words of standard deviation 0, because
-        # they have a gradient.
-        flat = x.reshape(-1)
-        zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
-        zero: Scalar = zero_words @ root(mean_dot(flat, flat))
-        zero = zero.transpose().reshape(*x.shape, len(zero_rows))
-        order = np.arange(words)
-        order[zero_rows] = words + np.arange(len(zero_rows))
-        return Scalars(join([logits, zero], -1)[..., order])
+        return Scalars(_with_zero_logits(logits, x, list(law.zero_rows)))
 
     def _embedding(self, name: str) -> nn.Embedding:
         """The embedding that a table is; only its rows at known ids are drawn."""
@@ -591,37 +583,41 @@ class Draws:
         """A parameter as vectors, with their coordinates along one of its axes.
 
         Such are biases, learned positions, a class token, and the taps of a depthwise
-        convolution.
+        convolution. Each vector is a row of the storage, or several rows end to end.
         """
         law = self._law_for(x.name, "vectors")
         axis %= len(x.shape)
-        size, step = x.shape[axis], x.layout.strides[axis] if x.shape[axis] > 1 else 1
-        starts = x.layout.positions(without=axis)
-        known = self._rows.setdefault(x.name, DrawnRows(law, length=size, step=step))
+        size = x.shape[axis]
+        step = x.layout.strides[axis] if size > 1 else 1
+        drawn = self._rows.setdefault(x.name, DrawnRows(law, length=size, step=step))
         if law.distribution is None:
             self._stand_in(law, None)
         refuse_if(
             law.zero_rows,
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
         )
-        length = known.length
-        numbers, first = known.numbers_of(starts)
+        first_rows, offsets = drawn.numbers_of(x.layout.positions(without=axis))
+        length = drawn.length
+        has_other_step = step != drawn.step and size > 1
+        has_parts_of_rows = bool(size % length) or offsets.any()
+        joins_strided_rows = size != length and step > 1
         refuse_if(
-            (step != known.step and size > 1)
-            or size % length
-            or first.any()
-            or (size != length and step > 1),
+            has_other_step or has_parts_of_rows or joins_strided_rows,
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
             " entries",
         )
-        rows = numbers[..., None] + np.arange(size // length)
-        known.add([int(row) for row in np.unique(rows)])
-        if len(known.drawn) == 1 and known.step == 1:
-            of_drawn = np.array(list(known.index_of_row))
-            self._rows_of_vectors[known.drawn[0]] = Rows(x.name, of_drawn)
-        vectors = known.joined[known.indices(rows)]
-        vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
-        vectors = stop_gradient(vectors) if x.frozen else vectors
+        rows = first_rows[..., None] + np.arange(size // length)
+        drawn.add([int(row) for row in np.unique(rows)])
+        if len(drawn.drawn) == 1 and drawn.step == 1:
+            of_drawn = np.array(list(drawn.index_of_row))
+            self._rows_of_vectors[drawn.drawn[0]] = Rows(x.name, of_drawn)
+        vectors = drawn.joined[drawn.indices(rows)]
+        if size == length:
+            vectors = vectors[..., 0]
+        else:
+            vectors = concat(vectors, axis=-1)
+        if x.frozen:
+            vectors = stop_gradient(vectors)
         return Vectors.of(vectors, axis)
 
     def without_gradient(self, x: Vectors) -> Vectors:
@@ -658,28 +654,25 @@ class Draws:
     def entries(self, x: Vectors) -> Scalars:
         """The coordinates of vectors as scalars: products with the unit vectors.
 
-        The vectors themselves can still be used.
+        The vectors themselves can still be used. Only the pieces of coordinates that
+        the view shows are multiplied.
         """
         width = x.value.width.factor
+        # the storage has room for two coordinates of each vector or more
         vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
-        size = len(np.unique(coordinates)) if x.is_interleaved else x.shape[x.axis]
+        if x.is_interleaved:
+            size, piece = len(np.unique(coordinates)), 1
+        else:
+            size, piece = x.shape[x.axis], x.piece
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        # only the pieces of coordinates that the view shows
-        piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
         distinct, index_of = np.unique(pieces, return_inverse=True)
         key = x.value, piece, tuple(distinct.tolist())
         if key not in self._entries:
-            vectors_of_pieces = x.value
-            if piece != width:
-                vectors_of_pieces = split(x.value, width // piece, x.value.ndim)
-            unit_vectors = data(np.eye(piece))
-            shown = vectors_of_pieces.take(distinct)
-            products: Scalar = piece * mean_dot(shown, unit_vectors)
-            self._entries[key] = products.reshape(-1)
+            self._entries[key] = _entries_of_pieces(x.value, piece, distinct)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))
 
@@ -754,11 +747,37 @@ def _is_row_major(w: Random) -> bool:
     return row_major
 
 
+def _entries_of_pieces(vectors: Vector, piece: int, indices: Ints) -> Scalar:
+    """The coordinates of some pieces of vectors, one after the other, as scalars."""
+    pieces_per_vector = vectors.width.factor // piece
+    pieces = vectors
+    if pieces_per_vector > 1:
+        pieces = split(vectors, pieces_per_vector, vectors.ndim)
+    unit_vectors = data(np.eye(piece))
+    products: Scalar = piece * mean_dot(pieces.take(indices), unit_vectors)
+    return products.reshape(-1)
+
+
 def _listed(names: list[str]) -> str:
     """Some names, and how many others there are."""
     shown = ", ".join(names[:SHOWN_NAMES])
     others = len(names) - SHOWN_NAMES
     return f"{shown} and {others} more" if others > 0 else shown
+
+
+def _with_zero_logits(logits: Any, x: Vector, zero_rows: list[int]) -> Any:
+    """The logits (…, words), of which those of rows of zeros are replaced by 0.
+
+    They are those of words of standard deviation 0, because they have a gradient.
+    """
+    flat = x.reshape(-1)
+    zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
+    zeros: Scalar = zero_words @ root(mean_dot(flat, flat))
+    zeros = zeros.transpose().reshape(*x.shape, len(zero_rows))
+    words = logits.shape[-1]
+    order = np.arange(words)
+    order[zero_rows] = words + np.arange(len(zero_rows))
+    return join([logits, zeros], -1)[..., order]
 
 
 def _used_as(parameter: Random, matrix: Weight) -> Weight:

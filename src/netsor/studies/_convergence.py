@@ -54,8 +54,17 @@ class Rate:
 
     @property
     def slope(self) -> Estimate:
-        """The slope of log KL against log n, by least squares over all widths."""
-        return slope_of(self.widths, self.kl)
+        """The slope of log KL against log n, by least squares over the widths whose KL
+        is finite; NaN if these are fewer than two.
+        """
+        finite = {
+            width: divergence
+            for width, divergence in zip(self.widths, self.kl, strict=True)
+            if not math.isinf(divergence.value)
+        }
+        if len(finite) < 2:
+            return Estimate(math.nan, math.nan)
+        return slope_of(list(finite), list(finite.values()))
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
@@ -78,13 +87,14 @@ class Rate:
         """Draw the least-squares line, with the slope in the legend."""
         slope = self.slope
         # it goes through the means of both logarithms
-        divergences = [kl.value for kl in self.kl]
-        log_width = np.log(np.array(self.widths, dtype=float))
-        log_kl = np.log(np.array(divergences, dtype=float))
+        divergences = np.array([kl.value for kl in self.kl], dtype=float)
+        has_log = np.isfinite(divergences)
+        widths = np.array(self.widths, dtype=float)[has_log]
+        log_width = np.log(widths)
+        log_kl = np.log(divergences[has_log])
         fitted_log = log_kl.mean() + slope.value * (log_width - log_width.mean())
-        fitted = np.exp(fitted_log)
         label = f"slope {slope.value:.2f} ± {slope.error:.2f}"
-        ax.plot(self.widths, fitted, "-", color=colour, label=label)
+        ax.plot(widths, np.exp(fitted_log), "-", color=colour, label=label)
 
     def plot(self, ax: Any = None, label: str | None = None) -> Any:
         """Plot KL against the width with errors, the fitted slope, and a guide that
@@ -110,16 +120,20 @@ class Rate:
         value = np.array([kl.value for kl in self.kl], dtype=float)
         error = np.array([kl.error for kl in self.kl], dtype=float)
         error = np.minimum(error, LONGEST_BAR * value)
+        # an infinite KL has no place in the picture
+        drawn = np.isfinite(value)
+        widths, value, error = widths[drawn], value[drawn], error[drawn]
         points = ax.errorbar(widths, value, error, fmt="o", capsize=3, label=label)
         if math.isfinite(self.slope.value):
             self._plot_fit(ax, points.lines[0].get_color())
-        ax.plot(
-            widths,
-            value[0] * (widths / widths[0]) ** -2,
-            ":",
-            color="0.5",
-            label=f"{self.width}$^{{-2}}$",
-        )
+        if value.size:
+            ax.plot(
+                widths,
+                value[0] * (widths / widths[0]) ** -2,
+                ":",
+                color="0.5",
+                label=f"{self.width}$^{{-2}}$",
+            )
         ax.set(
             xscale="log",
             yscale="log",
@@ -131,10 +145,19 @@ class Rate:
 
     @property
     def _summary(self) -> str:
-        """The slopes, as a line of text."""
-        return (
-            f"slope {self.slope}; between neighbours {', '.join(map(str, self.slopes))}"
-        )
+        """The slopes, as a line of text, or why there are none."""
+        infinite = [
+            f"{n:,}"
+            for n, kl in zip(self.widths, self.kl, strict=True)
+            if math.isinf(kl.value)
+        ]
+        if not infinite:
+            neighbours = ", ".join(map(str, self.slopes))
+            return f"slope {self.slope}; between neighbours {neighbours}"
+        widths = f"{self.width} = {', '.join(infinite)}"
+        if len(self.widths) - len(infinite) < 2:
+            return f"no slope: KL is infinite at {widths}; give larger widths"
+        return f"slope {self.slope} without {widths}, where KL is infinite"
 
     def __str__(self) -> str:
         lines = []
@@ -399,10 +422,9 @@ def width_needed(
         gap = difference_at(n)
         return not is_above(n) and bool(gap.value + SURE * gap.error <= allowed)
 
-    # `high`: the smallest width known to be below; `low`: the largest known to be
-    # above. Both by doubling and halving a first guess, then by bisection
-    # `high` is the first width, doubled, that is below; `low` the next smaller one that
-    # is above. Widths between them, where neither is certain, are tried last.
+    # `high` is the smallest width known to be below, `low` the largest known to be
+    # above: first among doubled and halved guesses, then by bisection. Widths between
+    # them, where neither is certain, are tried last.
     doubled, halved = _widths_to_try(_start(limit, of, allowed))
     high: float = inf
     for n in doubled:
@@ -548,12 +570,13 @@ class Components(NamedTuple):
         return float(self.var.mean() + self.mean.var())
 
     def kurtosis(self) -> float:
-        """Excess kurtosis of the mixture."""
-        # of N(deviation, var), the law of one replica around the common mean
-        deviation = self.mean - self.mean.mean()
+        """Excess kurtosis of the mixture: of N(m, v) the fourth moment is
+        3v² + 6v m² + m⁴.
+        """
+        deviation = self.mean - self.mean.mean()  # of each replica from the mixture
         fourth_moments = 3 * self.var**2 + 6 * self.var * deviation**2 + deviation**4
-        ratio = float(np.mean(fourth_moments) / self.variance() ** 2)
-        return ratio - 3
+        kurtosis = float(np.mean(fourth_moments) / self.variance() ** 2)
+        return kurtosis - 3
 
 
 def _quantile_difference(

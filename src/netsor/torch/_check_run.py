@@ -136,7 +136,7 @@ def check_run(
     level : float
         The probability with which a healthy run is flagged.
     tolerance : float
-        The relative difference between devices and kernels that is allowed besides;
+        The relative difference between devices and kernels that is also allowed;
         0.01 for a run in bfloat16.
     device : str or torch.device, optional
         Where to train; a GPU, if there is one.

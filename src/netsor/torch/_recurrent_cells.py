@@ -28,31 +28,39 @@ def _rnn_cell(activation: Callable[[Any], Any]) -> Cell:
 
 
 def lstm_cell(x: Any, state: Any, w: Any, u: Any, b: Any = None, c: Any = None) -> Any:
-    """The next hidden state and cell of an LSTM."""
+    """The next hidden state and cell of an LSTM.
+
+    With the gates i, f, o and the candidate g: c' = f c + i tanh g, h' = o tanh c'.
+    """
     hidden, memory = state
-    sums = linear(x, w, b) + linear(hidden, u, c)
-    into, forget, new, out = sums.chunk(4, dim=-1)
-    memory = forget.sigmoid() * memory + into.sigmoid() * new.tanh()
-    return out.sigmoid() * memory.tanh(), memory
+    gates = linear(x, w, b) + linear(hidden, u, c)
+    input_gate, forget_gate, candidate, output_gate = gates.chunk(4, dim=-1)
+    written = input_gate.sigmoid() * candidate.tanh()
+    memory = forget_gate.sigmoid() * memory + written
+    return output_gate.sigmoid() * memory.tanh(), memory
 
 
 def gru_cell(x: Any, h: Any, w: Any, u: Any, b: Any = None, c: Any = None) -> Any:
-    """The next hidden state of a GRU."""
+    """The next hidden state of a GRU.
+
+    With the gates r and z: n = tanh(n_x + r n_h), h' = n + z (h − n).
+    """
     reset_x, update_x, new_x = linear(x, w, b).chunk(3, dim=-1)
     reset_h, update_h, new_h = linear(h, u, c).chunk(3, dim=-1)
-    update = (update_x + update_h).sigmoid()
-    new = (new_x + (reset_x + reset_h).sigmoid() * new_h).tanh()
-    return new + update * (h - new)
+    reset_gate = (reset_x + reset_h).sigmoid()
+    update_gate = (update_x + update_h).sigmoid()
+    new = (new_x + reset_gate * new_h).tanh()
+    return new + update_gate * (h - new)
 
 
 tanh_cell, relu_cell = _rnn_cell(torch.tanh), _rnn_cell(torch.relu)
 
 
 def _layer(cell: Cell) -> Callable[..., Any]:
-    """A recurrent layer, as torch calls its kernel, of one kind of cell."""
+    """A recurrent network, as torch calls its kernel, of one kind of cell."""
     is_lstm = cell is lstm_cell
 
-    def layer(
+    def network(
         x: Any,
         states: Any,
         parameters: Any,
@@ -69,32 +77,29 @@ def _layer(cell: Cell) -> Callable[..., Any]:
             )
         starts = list(zip(*states, strict=True)) if is_lstm else list(states)
         directions = 2 if bidirectional else 1
-        count = len(parameters) // (layers * directions)
+        runs = layers * directions
+        count = len(parameters) // runs
+        weights = [parameters[k * count : (k + 1) * count] for k in range(runs)]
         x = x.transpose(0, 1) if batch_first else x
         ends = []
-        for depth in range(layers):
-            outputs = []
-            for direction in range(directions):
-                number = depth * directions + direction
-                weights = parameters[number * count : (number + 1) * count]
-                steps = x.flip(0) if direction else x
-                y, end = _run(
-                    cell,
-                    steps,
-                    state=starts[number],
-                    weights=weights,
-                    has_biases=has_biases,
+        for layer in range(layers):
+            run = layer * directions
+            y, end = _run(cell, x, starts[run], weights[run], has_biases)
+            ends.append(end)
+            if bidirectional:
+                backwards, end = _run(
+                    cell, x.flip(0), starts[run + 1], weights[run + 1], has_biases
                 )
-                outputs.append(y.flip(0) if direction else y)
                 ends.append(end)
-            x = outputs[0] if directions == 1 else torch.cat(outputs, dim=-1)
+                y = torch.cat([y, backwards.flip(0)], dim=-1)
+            x = y
         y = x.transpose(0, 1) if batch_first else x
         if not is_lstm:
             return y, torch.stack(ends)
         hidden, memory = zip(*ends, strict=True)
         return y, torch.stack(hidden), torch.stack(memory)
 
-    return layer
+    return network
 
 
 def _run(

@@ -2,135 +2,74 @@
 
 A hypothesis is a healthy `Loop` with one field changed, so its law is computed as the
 healthy one. `possible_mistakes` lists those that a loop can have: no clipping is
-missing where nothing is clipped.
+missing where nothing is clipped. Mistakes in modules and optimisers have files of their
+own.
 """
 
 from __future__ import annotations
 
-import itertools
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 
-from ..checks._run_check import GRADIENT, RATE, UPDATE, Hypothesis
+from ..checks._run_check import (
+    CLIPPED,
+    FITTED,
+    GRADIENT,
+    RARE,
+    Departures,
+    Hypothesis,
+)
 from ..checks._run_mistakes import (
     divided_twice,
+    labels_not_shifted,
+    labels_shifted_twice,
     last_pass_only,
     logged_late,
     mistakes_of_clipping,
     mistakes_of_factor,
+    mistakes_of_logging,
+    one_batch,
     summed_gradients,
     summed_loss,
 )
-from ._run_batches import MASKS, Batch
+from . import _run_module_mistakes as modules
+from . import _run_optimiser_mistakes as optimisers
+from ._run_batches import IGNORED, MASKS, Batch
 from ._run_loop import Loop, new_module_on, next_tokens, seeded
-from ._run_setup import Setup, groups_of, setup_of
+from ._run_probe import Probe, Rule
+from ._run_setup import groups_of, setup_of
 
-MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
-MOST_BLOCKS = 4  # the first and last ones, each frozen by itself
-LARGEST_RATE = 1000  # the largest factor of a learning rate that is tried
-DROPOUT = 0.1  # of a module whose dropout is inactive
-
-
-class Probe(NamedTuple):
-    """What decides which mistakes are possible: a module, its optimiser and a batch."""
-
-    module: Any
-    setup: Setup
-    batch: Batch
-
-    def groups(self) -> list[str]:
-        """The names of the parameter groups; empty if there is one."""
-        return list(groups_of(self.setup.param_groups))
-
-    def tables(self) -> list[str]:
-        """The paths of embeddings."""
-        return [
-            path
-            for path, part in self.module.named_modules()
-            if isinstance(part, torch.nn.Embedding)
-        ]
-
-    def blocks(self) -> list[str]:
-        """The paths of numbered parts, such as layers.0."""
-        return [
-            path
-            for path, _ in self.module.named_modules()
-            if re.fullmatch(r"\D+\.\d+", path)
-        ]
-
-    def tied(self) -> list[tuple[str, str]]:
-        """Pairs of names of one parameter."""
-        names: dict[int, str] = {}
-        pairs = []
-        for name, p in self.module.named_parameters(remove_duplicate=False):
-            if id(p) in names:
-                pairs.append((names[id(p)], name))
-            names.setdefault(id(p), name)
-        return pairs
-
-    def could_tie(self) -> list[tuple[str, str]]:
-        """Pairs of an embedding and a matrix of the same shape at the output."""
-        pairs = []
-        tables = {f"{path}.weight" for path in self.tables()}
-        named = dict(self.module.named_parameters())
-        for table, (name, p) in itertools.product(sorted(tables), named.items()):
-            same_shape = table in named and p.shape == named[table].shape
-            if same_shape and name not in tables:
-                pairs.append((table, name))
-        return pairs
-
-    def dropout(self) -> list[Any]:
-        """The modules of dropout."""
-        return [
-            part
-            for part in self.module.modules()
-            if isinstance(part, torch.nn.modules.dropout._DropoutNd)
-        ]
-
-
-Rule = Callable[[Loop, Probe], Iterator[Hypothesis]]
+DEVICES = (2, 4, 8)  # among which the sequences of a batch may be divided
+LEAST_CHANGE = 0.05  # a smaller relative change of a group's gradient is none
 
 
 def possible_mistakes(
-    loop: Loop, factors: Mapping[str, float] | None = None
+    loop: Loop, departures: Departures | None = None
 ) -> list[Hypothesis]:
     """The mistakes that a loop can have.
 
-    `factors` are those of the first numbers of a log, logged over expected, by
-    quantity.
+    `departures` say how far a log is from what is expected.
     """
-    factors = factors or {}
+    departures = departures or Departures.none()
     with seeded(0, loop.device):
         module = new_module_on(loop.build, loop.device)
         setup = setup_of(loop.optimiser, module)
-    probe = Probe(module, setup, loop.batches[0])
-    rules: list[Rule] = [
-        _of_accumulation,
-        _of_gradients,
-        _of_clipping,
-        _of_labels,
-        _of_padding,
-        _of_batches,
-        _of_module,
-        _of_ties,
-        _of_dropout,
-        _of_frozen,
-        _of_updates,
-        _of_groups,
-        _of_rates,
-        _of_schedule,
-        _of_decay,
-    ]
-    listed = [each for rule in rules for each in rule(loop, probe)]
-    listed += _of_rate_factor(loop, factors)
-    if GRADIENT in factors:
-        listed += mistakes_of_factor(loop, factors[GRADIENT])
+        probe = Probe(
+            loop=loop,
+            module=module,
+            setup=setup,
+            batch=loop.batches[0],
+            departures=departures,
+        )
+        listed = [each for rule in RULES for each in rule(loop, probe)]
+    listed += mistakes_of_logging(loop, departures)
+    factor = departures.first(GRADIENT)
+    if factor is not None:
+        listed += mistakes_of_factor(loop, factor)
     return listed
 
 
@@ -177,6 +116,14 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
             f"does the optimiser step at each accumulation step{divided}?",
             replace(loop, accumulation=1, gradient_factor=factor),
         )
+    for factor in (1.0, 1 / count):
+        logged = ", as in the logged loss" if factor < 1 else ""
+        yield Hypothesis(
+            "first pass alone",
+            "does the first step take one accumulation step only (i % n == 0, not"
+            f" (i + 1) % n == 0){logged}?",
+            replace(loop, first_alone=factor),
+        )
     if loop.clip is not None:
         yield Hypothesis(
             "clipped at each pass",
@@ -211,10 +158,46 @@ def _of_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             ),
         )
         yield Hypothesis(
+            "float16",
+            "did the run use float16? Then build the same in float16",
+            replace(
+                loop,
+                context=lambda: torch.autocast(loop.device.type, torch.float16),
+            ),
+        )
+        yield Hypothesis(
             "weights in bfloat16",
             "are the weights in bfloat16, which rounds small updates away?",
             replace(loop, of_module=_to_bfloat16),
         )
+
+
+def _of_group_gradients(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Gradients of one group that are off by the factor of its logged norm."""
+    firsts = probe.departures.first_of_groups(GRADIENT)
+    for name, members in groups_of(probe.setup.param_groups).items():
+        factor = firsts.get(f"{GRADIENT}/{name}", 1.0)
+        if not members or factor <= 0 or abs(math.log(factor)) < LEAST_CHANGE:
+            continue
+        count = round(max(factor, 1 / factor))
+        for value in {factor, count if factor > 1 else 1 / count} - {1.0}:
+            yield Hypothesis(
+                "gradient of a group",
+                f"are gradients of group {name} {value:.3g} times what they should be?",
+                replace(loop, of_gradients=_multiplied(name, value)),
+                cost=FITTED if value == factor else RARE,
+            )
+
+
+def _multiplied(name: str, factor: float) -> Callable[[Mapping[str, Any]], None]:
+    """A function that multiplies the gradients of one group."""
+
+    def of_gradients(groups: Mapping[str, Any]) -> None:
+        for p in groups[name]:
+            if p.grad is not None:
+                p.grad.mul_(factor)
+
+    return of_gradients
 
 
 def _to_bfloat16(module: Any) -> None:
@@ -263,9 +246,27 @@ def _predicted_share(batch: Batch) -> float:
     return float(counts[:, 1:].sum() / counts.sum())
 
 
-def _of_clipping(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
-    """Clipping that is missing, or at another norm."""
-    return mistakes_of_clipping(loop)
+def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Clipping that is missing, at another norm, or of another norm."""
+    yield from mistakes_of_clipping(loop, probe.departures.first(CLIPPED))
+    forms = {
+        "each": "are gradients clipped one parameter at a time, not all together?",
+        "value": "are gradients clipped by value (clip_grad_value_), not by norm?",
+        "largest": "is the largest entry clipped, not the norm (norm_type=inf)?",
+        "group": "is each parameter group clipped by itself, not all together?",
+    }
+    for form, question in forms.items() if loop.clip is not None else ():
+        if form != "group" or probe.groups():
+            yield Hypothesis(
+                f"clipped by {form}", question, replace(loop, clip_form=form)
+            )
+    for name in probe.groups() if loop.clip is not None else ():
+        yield Hypothesis(
+            "one group clipped",
+            f"are gradients of group {name} only clipped?",
+            replace(loop, clip_form=f"only {name}"),
+            cost=RARE,
+        )
 
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -274,18 +275,40 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     has_tokens = ids is not None and ids.ndim > 1
     if not has_tokens or (labels is not None and labels.shape != ids.shape):
         return
-    shifts = {
-        "labels not shifted": (1, "are labels not shifted: does each predict itself?"),
-        "labels shifted twice": (-1, "are labels shifted twice?"),
-    }
-    for name, (shift, question) in shifts.items():
-        yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
+    not_shifted = labels_not_shifted(replace(loop, of_batch=_shifted_labels(1)))
+    yield not_shifted
+    yield labels_shifted_twice(replace(loop, of_batch=_shifted_labels(-1)))
+    yield Hypothesis(
+        "labels shifted back",
+        "are labels shifted in the wrong direction: does each token predict the one"
+        " before it?",
+        replace(loop, of_batch=_shifted_labels(2)),
+    )
     if labels is not None and bool((labels < 0).any()):
         yield Hypothesis(
             "labels are the inputs",
-            shifts["labels not shifted"][1],
+            not_shifted.question,
             replace(loop, of_batch=_inputs_as_labels),
         )
+    if probe.batch.rows > 1:
+        yield Hypothesis(
+            "labels of other sequences",
+            "are labels those of other sequences, such as after a shuffle?",
+            replace(loop, of_batch=_labels_of_other_rows),
+        )
+
+
+def _with_labels(batch: Batch) -> Batch:
+    """The batch with the labels that it has without saying so: the next tokens."""
+    if batch.labels is not None:
+        return batch
+    return replace(batch, target=next_tokens(batch.ids))
+
+
+def _labels_of_other_rows(batch: Batch) -> Batch:
+    """The batch whose labels are those of the sequence before."""
+    batch = _with_labels(batch)
+    return batch.with_labels(batch.labels.roll(1, dims=0))
 
 
 def _inputs_as_labels(batch: Batch) -> Batch:
@@ -294,18 +317,16 @@ def _inputs_as_labels(batch: Batch) -> Batch:
 
 
 def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
-    """A function that moves labels one token to the right (1) or left (−1)."""
+    """A function that moves labels to the right (1 or 2 tokens) or left (−1)."""
 
     def of_batch(batch: Batch) -> Batch:
+        batch = _with_labels(batch)
         labels, ids = batch.labels, batch.ids
-        if labels is None:
-            batch = replace(batch, target=next_tokens(ids))
-            labels = batch.target
-        if shift > 0:
-            moved = torch.cat([ids[:, :1], labels[:, :-1]], dim=1)
-        else:
-            moved = torch.cat([labels[:, 1:], labels[:, -1:]], dim=1)
-        return batch.with_labels(moved)
+        for _ in range(shift):
+            labels = torch.cat([ids[:, :1], labels[:, :-1]], dim=1)
+        if shift < 0:
+            labels = torch.cat([labels[:, 1:], labels[:, -1:]], dim=1)
+        return batch.with_labels(labels)
 
     return of_batch
 
@@ -319,8 +340,26 @@ def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         yield Hypothesis(
             "loss over padding",
             "does the loss count padding, or other tokens that labels leave out?",
-            replace(loop, of_batch=_without_ignored),
+            replace(loop, of_batch=_counting(_all)),
         )
+        yield Hypothesis(
+            "loss over prompts",
+            "does the loss count the first tokens of each sequence, such as a prompt,"
+            " that labels leave out?",
+            replace(loop, of_batch=_counting(_leading)),
+        )
+        yield Hypothesis(
+            "loss over padding",
+            "does the loss count padding at the end of sequences?",
+            replace(loop, of_batch=_counting(_trailing)),
+        )
+        yield Hypothesis(
+            "ignored labels are 0",
+            "do labels that are left out count, as token 0: has the loss another"
+            " ignore_index?",
+            replace(loop, of_batch=_ignored_as_zero),
+        )
+    yield from _of_left_out_labels(loop, batch)
     if any(
         bool((batch.kwargs[name] == 0).any()) for name in MASKS if name in batch.kwargs
     ):
@@ -331,13 +370,122 @@ def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
 
 
-def _without_ignored(batch: Batch) -> Batch:
-    """Labels of all tokens: the ids, shifted as the labels are."""
-    labels, ids = batch.labels, batch.ids
-    counted = labels >= 0
-    shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
-    aligned = ids if bool((labels == ids)[counted].all()) else shifted
-    return batch.with_labels(torch.where(counted, labels, aligned))
+def _of_left_out_labels(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
+    """Labels that do not count although they should."""
+    labels = _with_labels(batch).labels if batch.ids is not None else batch.labels
+    if labels is None or labels.ndim < 2 or _may_reject_labels(loop, batch):
+        return
+    counted = labels[labels >= 0]
+    if not counted.numel():
+        return
+    values, counts = counted.unique(return_counts=True)
+    frequent = int(values[counts.argmax()])
+    for value in dict.fromkeys((0, frequent)):
+        share = float((counted == value).double().mean())
+        if 0 < share < 1:
+            yield Hypothesis(
+                "token left out",
+                f"does the loss leave out token {value}, as if it were padding"
+                " (ignore_index)?",
+                replace(loop, of_batch=_without_label(value)),
+            )
+    halves = {"first": slice(0, None, 2), "second": slice(1, None, 2)}
+    for name, tokens in halves.items() if labels.shape[1] > 3 else ():
+        yield Hypothesis(
+            "every other label",
+            f"does the loss count every second token only, from the {name} one on?",
+            replace(loop, of_batch=_without_labels_at(tokens)),
+            cost=RARE,
+        )
+    for name, edge in (("first", 0), ("last", -1)):
+        if bool((labels[:, edge] >= 0).any()):
+            yield Hypothesis(
+                "edge left out",
+                f"does the loss leave out the {name} label of each sequence?",
+                replace(loop, of_batch=_without_labels_at(edge)),
+                cost=RARE,
+            )
+
+
+def _may_reject_labels(loop: Loop, batch: Batch) -> bool:
+    """Whether a module may have another label for what is left out.
+
+    A GPU ends the process there; elsewhere the module raises an error.
+    """
+    is_of_module = batch.target is None and batch.labels is not None
+    return (
+        loop.device.type != "cpu"
+        and is_of_module
+        and not bool((batch.labels < 0).any())
+    )
+
+
+def _without_label(value: int) -> Callable[[Batch], Batch]:
+    """A function that leaves out the labels of one token."""
+
+    def of_batch(batch: Batch) -> Batch:
+        batch = _with_labels(batch)
+        labels = batch.labels
+        return batch.with_labels(
+            labels.masked_fill(labels == value, _ignored_label(labels))
+        )
+
+    return of_batch
+
+
+def _without_labels_at(tokens: slice | int) -> Callable[[Batch], Batch]:
+    """A function that leaves out the labels of some tokens of each sequence."""
+
+    def of_batch(batch: Batch) -> Batch:
+        batch = _with_labels(batch)
+        labels = batch.labels.clone()
+        labels[:, tokens] = _ignored_label(labels)
+        return batch.with_labels(labels)
+
+    return of_batch
+
+
+def _ignored_label(labels: Any) -> int:
+    """The label that the loss leaves out: the one that occurs, or that of PyTorch."""
+    negative = labels[labels < 0]
+    return int(negative[0]) if negative.numel() else IGNORED
+
+
+def _counting(which: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
+    """A function that lets labels count that are left out.
+
+    They are the ids, shifted as the labels are; `which` tells them by their mask.
+    """
+
+    def of_batch(batch: Batch) -> Batch:
+        labels, ids = batch.labels, batch.ids
+        counted = labels >= 0
+        shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
+        aligned = ids if bool((labels == ids)[counted].all()) else shifted
+        added = which(~counted)
+        return batch.with_labels(torch.where(added, aligned, labels))
+
+    return of_batch
+
+
+def _all(ignored: Any) -> Any:
+    """All labels that are left out."""
+    return ignored
+
+
+def _leading(ignored: Any) -> Any:
+    """Those before the first label that counts."""
+    return ignored.long().cumprod(dim=1).bool()
+
+
+def _trailing(ignored: Any) -> Any:
+    """Those after the last label that counts."""
+    return ignored.flip(1).long().cumprod(dim=1).flip(1).bool()
+
+
+def _ignored_as_zero(batch: Batch) -> Batch:
+    """Labels that are left out become those of token 0."""
+    return batch.with_labels(batch.labels.clamp(min=0))
 
 
 def _without_mask(batch: Batch) -> Batch:
@@ -350,466 +498,96 @@ def _without_mask(batch: Batch) -> Batch:
     return replace(batch, kwargs={**batch.kwargs, **ones})
 
 
-def _of_batches(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
-    """Batches in another order, and steps that are counted otherwise."""
+def _of_batches(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """Batches in another order or part, and steps that are counted otherwise."""
     if len(loop.batches) > loop.accumulation:
-        yield Hypothesis(
-            "one batch",
-            "is the first batch used at every step?",
-            replace(loop, batches=loop.batches[: loop.accumulation]),
-        )
-        moved = [*loop.batches[loop.accumulation :], *loop.batches[: loop.accumulation]]
+        of_first_step = loop.batches[: loop.accumulation]
+        yield one_batch(replace(loop, batches=of_first_step))
+        moved = [*loop.batches[loop.accumulation :], *of_first_step]
         yield Hypothesis(
             "next batch",
             "does each step use the next batch?",
             replace(loop, batches=moved),
         )
+        yield Hypothesis(
+            "batches skipped",
+            "is every second batch skipped?",
+            replace(loop, batches=loop.batches[::2]),
+            cost=RARE,
+        )
+    yield from _of_parts(loop, probe.batch)
     yield logged_late(loop)
 
 
-class _NoCausalMask(TorchFunctionMode):  # type: ignore[misc]  # torch has no types here
-    """A context in which attention is not causal."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = dict(kwargs or {})
-        if func is torch.nn.functional.scaled_dot_product_attention:
-            kwargs["is_causal"] = False
-            args = (*args[:3], *(None if _is_causal(x) else x for x in args[3:4]))
-            if _is_causal(kwargs.get("attn_mask")):
-                kwargs["attn_mask"] = None
-        elif func in (torch.tril, torch.Tensor.tril):
-            return args[0].clone()
-        elif func in (torch.triu, torch.Tensor.triu):
-            diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-            return torch.zeros_like(args[0]) if diagonal > 0 else args[0].clone()
-        return func(*args, **kwargs)
-
-
-def _is_causal(mask: Any) -> bool:
-    """Whether a mask takes out what comes later, and nothing else."""
-    if not isinstance(mask, torch.Tensor) or mask.ndim < 2:
-        return False
-    rows, columns = mask.shape[-2:]
-    if rows != columns or rows < 2:
-        return False
-    kept = mask if mask.dtype == torch.bool else mask == 0
-    lower = torch.ones_like(kept).tril()
-    return bool((kept == lower).all())
-
-
-def _fill_causal_buffers(module: Any) -> None:
-    """Let the masks that a module keeps take out nothing."""
-    for buffer in module.buffers():
-        forms = (buffer, buffer == 0, buffer != 0)
-        if any(_is_causal(form) for form in forms):
-            first_with_itself = buffer.reshape(-1)[0].clone()
-            buffer.copy_(first_with_itself.expand_as(buffer))
-
-
-def _of_module(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """What another module computes."""
-    yield Hypothesis(
-        "no causal mask",
-        "is the causal mask missing?",
-        replace(loop, context=_NoCausalMask, of_module=_fill_causal_buffers),
-    )
-    yield Hypothesis(
-        "default initialisation",
-        "do the weights keep PyTorch's default initialisation?",
-        replace(loop, of_module=_reset),
-    )
-    if probe.tied():
-        yield Hypothesis(
-            "default initialisation of tied weights",
-            "do the weights keep PyTorch's default initialisation?",
-            replace(loop, of_module=_reset_in_reverse),
-        )
-    for path in probe.tables()[1:MOST_PARTS]:
-        yield Hypothesis(
-            "table not added",
-            f"is {path} not added to its stream?",
-            replace(loop, of_module=_zeroed(path), of_optimiser=_frozen(path)),
-        )
-
-
-def _reset(module: Any) -> None:
-    """Initialise every part as PyTorch does."""
-    for part in module.modules():
-        with suppress(AttributeError):
-            part.reset_parameters()
-
-
-def _reset_in_reverse(module: Any) -> None:
-    """The same, where a tied weight has the law of the first part that holds it."""
-    for part in reversed(list(module.modules())):
-        with suppress(AttributeError):
-            part.reset_parameters()
-
-
-def _zeroed(path: str) -> Callable[[Any], None]:
-    """A function that sets a table to zero."""
-
-    def of_module(module: Any) -> None:
-        with torch.no_grad():
-            module.get_submodule(path).weight.zero_()
-
-    return of_module
-
-
-def _frozen(paths: Iterable[str]) -> Callable[[Any, Any], None]:
-    """A function that freezes parts of a module."""
-
-    def of_optimiser(module: Any, _: Any) -> None:
-        for path in paths:
-            module.get_submodule(path).requires_grad_(False)
-
-    return of_optimiser
-
-
-def _of_ties(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Weights that are tied, or not."""
-    tied = probe.tied()
-    for first, second in tied[:MOST_PARTS]:
-        yield Hypothesis(
-            "untied",
-            f"are {first} and {second} not tied?",
-            replace(loop, of_module=_untied(second)),
-        )
-    if not tied:
-        for first, second in probe.could_tie()[:MOST_PARTS]:
+def _of_parts(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
+    """Steps that use a part of each batch."""
+    for count in DEVICES:
+        if batch.rows % count == 0 and batch.rows > 1:
             yield Hypothesis(
-                "tied",
-                f"are {first} and {second} tied?",
-                replace(loop, of_module=_tied(first, second)),
+                "part of a batch",
+                f"does each step use 1/{count} of the sequences only: have {count}"
+                " devices the same ones (one seed), or are gradients not averaged over"
+                " them?",
+                replace(loop, of_batch=_first_rows(count)),
             )
-
-
-def _owner(module: Any, name: str) -> tuple[Any, str]:
-    """The part that holds a parameter, and the parameter's name in it."""
-    path, _, last = name.rpartition(".")
-    return module.get_submodule(path), last
-
-
-def _untied(name: str) -> Callable[[Any], None]:
-    """A function that makes a shared parameter one of its own.
-
-    Its entries are those of the other in a random order, so it has the same law.
-    """
-
-    def of_module(module: Any) -> None:
-        part, last = _owner(module, name)
-        shared = getattr(part, last).detach()
-        order = torch.randperm(shared.numel(), device=shared.device)
-        entries = shared.reshape(-1)[order].reshape(shared.shape)
-        setattr(part, last, torch.nn.Parameter(entries))
-
-    return of_module
-
-
-def _tied(first: str, second: str) -> Callable[[Any], None]:
-    """A function that lets two parameters be one."""
-
-    def of_module(module: Any) -> None:
-        part, last = _owner(module, second)
-        other, name = _owner(module, first)
-        setattr(part, last, getattr(other, name))
-
-    return of_module
-
-
-def _of_dropout(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Dropout that is active, or not."""
-    rates = {part.p for part in probe.dropout()}
-    if rates - {0.0}:
+    ids = batch.ids
+    if ids is not None and ids.ndim == 2 and ids.shape[1] >= 4:
         yield Hypothesis(
-            "no dropout",
-            "is dropout inactive: is the module in eval mode?",
-            replace(loop, of_module=_with_dropout(0.0)),
-        )
-    elif rates:
-        yield Hypothesis(
-            "dropout",
-            f"is dropout active, with p = {DROPOUT:g} for example?",
-            replace(loop, of_module=_with_dropout(DROPOUT)),
+            "half of the tokens",
+            "are sequences cut to half of their tokens?",
+            replace(loop, of_batch=_first_tokens),
+            cost=RARE,
         )
 
 
-def _with_dropout(rate: float) -> Callable[[Any], None]:
-    """A function that sets the rate of every dropout."""
-
-    def of_module(module: Any) -> None:
-        for part in module.modules():
-            if isinstance(part, torch.nn.modules.dropout._DropoutNd):
-                part.p = rate
-
-    return of_module
+def _first_rows(count: int) -> Callable[[Batch], Batch]:
+    """A function that keeps the first of so many parts of the sequences."""
+    return lambda batch: batch.cut(batch.rows // count, None)
 
 
-def _of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Parts without gradients."""
-    children = [name for name, part in probe.module.named_children()]
-    parts = _trained(probe.module, [*probe.tables(), *children])[:MOST_PARTS]
-    blocks = _trained(probe.module, probe.blocks())
-    if len(blocks) > MOST_BLOCKS:
-        blocks = blocks[: MOST_BLOCKS // 2] + blocks[-MOST_BLOCKS // 2 :]
-    for path in [*parts, *blocks]:
-        yield Hypothesis(
-            "frozen",
-            f"is {path} frozen (requires_grad=False)?",
-            replace(loop, of_optimiser=_frozen([path])),
-        )
-    for path in parts if len(parts) > 1 else []:
-        yield Hypothesis(
-            "part left out",
-            f"is {path} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out(path), zero="held"),
-        )
-    if len(parts) > 2:
-        yield Hypothesis(
-            "all but the last frozen",
-            f"is all but {parts[-1]} frozen, as under torch.no_grad()?",
-            replace(loop, of_optimiser=_frozen(parts[:-1])),
-        )
+def _first_tokens(batch: Batch) -> Batch:
+    """The first half of the tokens."""
+    return batch.cut(None, batch.ids.shape[1] // 2)
 
 
-def _trained(module: Any, paths: Iterable[str]) -> list[str]:
-    """The parts of a module that have parameters with gradients, each once."""
-    return [
-        path
-        for path in dict.fromkeys(paths)
-        if any(p.requires_grad for p in module.get_submodule(path).parameters())
-    ]
-
-
-def _left_out(path: str) -> Callable[[Any, Any], None]:
-    """A function that takes the parameters of a part out of the optimiser."""
-
-    def of_optimiser(module: Any, setup: Setup) -> None:
-        absent = {id(p) for p in module.get_submodule(path).parameters()}
-        for group in setup.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) not in absent]
-
-    return of_optimiser
-
-
-def _of_updates(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
-    """The size and number of updates."""
+def _of_losses(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """A loss that is logged of other weights."""
     yield Hypothesis(
-        "two updates",
-        "does the optimiser step twice at each step?",
-        replace(loop, updates=2),
+        "loss after the update",
+        "is the logged loss computed after the update?",
+        replace(loop, logged_weights="updated"),
     )
     yield Hypothesis(
-        "no updates",
-        "does the optimiser not step, or hold other parameters?",
-        replace(loop, updates=0),
-    )
-    yield Hypothesis(
-        "other parameters",
-        "does the optimiser hold other parameters, such as those of a copy, so that it"
-        " neither updates nor zeroes the gradients of these?",
-        replace(loop, updates=0, zero="never"),
-    )
-    for factor, text in (
-        (2.0, "twice"),
-        (0.5, "half"),
-        (10.0, "ten times"),
-        (0.1, "a tenth of"),
-        (-1.0, "minus"),
-    ):
-        yield Hypothesis(
-            "learning rate",
-            f"is the learning rate {text} what it should be?",
-            replace(loop, optimiser=_with_rates(loop.optimiser, factor)),
-        )
-    yield Hypothesis(
-        "new optimiser",
-        "is the optimiser created again at each step, without its state?",
-        replace(loop, optimiser=_forgetful(loop.optimiser)),
+        "loss of averages",
+        "is the logged loss that of averaged weights (EMA), or of a copy that is not"
+        " trained?",
+        replace(loop, logged_weights="initial"),
+        cost=RARE,
     )
 
 
-def _with_rates(make: Callable[[Any], Any], factor: float) -> Callable[[Any], Any]:
-    """An optimiser whose learning rates are multiplied; also by a schedule's base."""
-
-    def of_module(module: Any) -> Setup:
-        setup = setup_of(make, module)
-        for group in setup.param_groups:
-            group["initial_lr"] = factor * group.get("initial_lr", group["lr"])
-            group["lr"] = factor * group["lr"]
-        for schedule in setup.schedules:
-            if hasattr(schedule, "base_lrs"):
-                schedule.base_lrs = [factor * rate for rate in schedule.base_lrs]
-        return setup
-
-    return of_module
-
-
-def _forgetful(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An optimiser that loses its state after each step."""
-
-    def of_module(module: Any) -> Setup:
-        setup = setup_of(make, module)
-        for each in setup.optimisers:
-            each.register_step_post_hook(lambda optimiser, *_: optimiser.state.clear())
-        return setup
-
-    return of_module
-
-
-def _of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Groups that the optimiser does not hold."""
-    for k, name in enumerate(probe.groups()[:MOST_PARTS]):
-        yield Hypothesis(
-            "group left out",
-            f"is parameter group {name} left out of the optimiser?",
-            replace(loop, of_optimiser=_without_group(k), zero="held"),
-        )
-
-
-def _of_rates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Groups with the learning rate of other groups."""
-    rates: dict[str, float] = {}
-    for name, group in zip(probe.groups(), probe.setup.param_groups, strict=False):
-        rates[name] = float(group.get("initial_lr", group["lr"]))
-    for rate in dict.fromkeys(rates.values()) if len(set(rates.values())) > 1 else ():
-        others = [name for name, own in rates.items() if own != rate]
-        groups = f"group{'s' if len(others) > 1 else ''} {' and '.join(others)}"
-        yield Hypothesis(
-            "one learning rate",
-            f"is the learning rate of {groups} that of the other groups: does the"
-            " schedule overwrite it?",
-            replace(loop, optimiser=_with_one_rate(loop.optimiser, rate)),
-        )
-
-
-def _with_one_rate(make: Callable[[Any], Any], rate: float) -> Callable[[Any], Any]:
-    """An optimiser whose groups have one base learning rate."""
-
-    def of_module(module: Any) -> Setup:
-        setup = setup_of(make, module)
-        for group in setup.param_groups:
-            base = float(group.get("initial_lr", group["lr"]))
-            group["lr"] = group["lr"] * (rate / base) if base else rate
-            group["initial_lr"] = rate
-        for schedule in setup.schedules:
-            if hasattr(schedule, "base_lrs"):
-                schedule.base_lrs = [rate for _ in schedule.base_lrs]
-        return setup
-
-    return of_module
-
-
-def _of_rate_factor(loop: Loop, factors: Mapping[str, float]) -> Iterator[Hypothesis]:
-    """A learning rate that is off by the factor of the logged updates, or rates."""
-    of_updates = [
-        factor for name, factor in factors.items() if name.partition("/")[0] == UPDATE
-    ]
-    factor = factors.get(RATE, min(of_updates, default=1.0))
-    count = round(max(factor, 1 / factor)) if factor > 0 else 1
-    if count in (1, 2, 10) or count > LARGEST_RATE:
-        return
-    times, value = (f"{count} times", float(count))
-    if factor < 1:
-        times, value = (f"1/{count} of", 1 / count)
-    yield Hypothesis(
-        "learning rate",
-        f"is the learning rate {times} what it should be?",
-        replace(loop, optimiser=_with_rates(loop.optimiser, value)),
-    )
-
-
-def _without_group(number: int) -> Callable[[Any, Any], None]:
-    """A function that takes a group out of an optimiser."""
-
-    def of_optimiser(_: Any, setup: Setup) -> None:
-        setup.param_groups[number]["params"] = []
-
-    return of_optimiser
-
-
-def _of_schedule(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """A schedule that is missing, or steps at another time."""
-    if not probe.setup.schedules:
-        return
-    yield Hypothesis(
-        "no schedule",
-        "is the schedule of the learning rate, such as its warm-up, missing?",
-        replace(loop, optimiser=_without_schedule(loop.optimiser)),
-    )
-    yield Hypothesis(
-        "stuck schedule",
-        "does the schedule not step, so that the first learning rate stays?",
-        replace(loop, schedule="off"),
-    )
-    yield Hypothesis(
-        "schedule off by one",
-        "is the schedule off by one: does it step before the first update?",
-        replace(loop, schedule="before"),
-    )
-    yield Hypothesis(
-        "late schedule",
-        "is the schedule one step late: is the first learning rate 0?",
-        replace(loop, schedule="late"),
-    )
-    if loop.accumulation > 1:
-        yield Hypothesis(
-            "schedule at each pass",
-            "does the schedule step at each accumulation step?",
-            replace(loop, schedule="pass"),
-        )
-
-
-def _without_schedule(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An optimiser whose learning rates are the base ones throughout."""
-
-    def of_module(module: Any) -> Setup:
-        setup = setup_of(make, module)
-        for group in setup.param_groups:
-            group["lr"] = group.get("initial_lr", group["lr"])
-        return Setup(setup.optimisers)
-
-    return of_module
-
-
-def _of_decay(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
-    """Weight decay that is missing, or acts where it should not."""
-    decays = [group.get("weight_decay", 0) for group in probe.setup.param_groups]
-    if not any(decays):
-        return
-    yield Hypothesis(
-        "no weight decay",
-        "is weight decay missing?",
-        replace(loop, of_optimiser=_with_decay(0.0)),
-    )
-    if len(set(decays)) > 1:
-        yield Hypothesis(
-            "decay everywhere",
-            "does weight decay act on all groups?",
-            replace(loop, of_optimiser=_with_decay(max(decays))),
-        )
-    if any(isinstance(each, torch.optim.AdamW) for each in probe.setup.optimisers):
-        yield Hypothesis(
-            "coupled decay",
-            "is weight decay added to the gradient (Adam), not decoupled (AdamW)?",
-            replace(loop, of_optimiser=_couple),
-        )
-
-
-def _with_decay(decay: float) -> Callable[[Any, Any], None]:
-    """A function that sets the weight decay of all groups."""
-
-    def of_optimiser(_: Any, setup: Setup) -> None:
-        for group in setup.param_groups:
-            group["weight_decay"] = decay
-
-    return of_optimiser
-
-
-def _couple(_: Any, setup: Setup) -> None:
-    """Let AdamW add weight decay to the gradient, as Adam does."""
-    for group in setup.param_groups:
-        if "decoupled_weight_decay" in group:
-            group["decoupled_weight_decay"] = False
+RULES: tuple[Rule, ...] = (
+    _of_accumulation,
+    _of_gradients,
+    _of_group_gradients,
+    _of_clipping,
+    _of_labels,
+    _of_padding,
+    _of_batches,
+    _of_losses,
+    modules.of_functions,
+    modules.of_loss_functions,
+    modules.of_positions,
+    modules.of_norms,
+    modules.of_blocks,
+    modules.of_initialisation,
+    modules.of_embeddings,
+    modules.of_ties,
+    modules.of_dropout,
+    modules.of_frozen,
+    optimisers.of_updates,
+    optimisers.of_groups,
+    optimisers.of_schedule,
+    optimisers.of_decay,
+    optimisers.of_constants,
+)

@@ -6,6 +6,8 @@ a hypothesis about a run is a loop with another value there.
 
 from __future__ import annotations
 
+import copy
+import math
 import random
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +28,7 @@ from ..checks._run_check import (
     RATE,
     STD_FACTOR,
     UPDATE,
+    Departures,
     Hypothesis,
     TrainingLoop,
 )
@@ -69,11 +72,26 @@ class Loop(TrainingLoop):
         at each step, those of the parameters that the optimiser holds.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
-        "late": the first learning rate is 0, and the schedule begins at step 1.
+        "late": the first learning rate is 0, and the schedule begins at step 1;
+        "repeated": it begins at step 1 too, after a step with the first rate.
+    schedule_steps : int
+        How often the schedule steps each time.
+    rate_factors : tuple of float
+        The factors of the learning rates of the first steps; 1 after them.
     weight : callable or None
         The factor of the loss of a batch, in the gradient and in the log.
     clip_each_pass : bool
         Whether gradients are clipped after each pass too.
+    clip_form : str
+        What is clipped: the norm of "all" gradients, of "each" one, of each "group" or
+        "only" one group, each "value", or all by the "largest" entry.
+    of_gradients : callable
+        It changes the gradients of the groups after the passes of a step.
+    first_alone : float
+        If it is not 0, the first step has one pass only, whose logged loss has this
+        factor, and later steps begin with the second pass.
+    logged_weights : str
+        The weights whose loss is logged: "current" ones, "updated" ones, or "initial".
     context : callable
         It returns a context in which the passes run.
     """
@@ -83,7 +101,7 @@ class Loop(TrainingLoop):
     batches: Sequence[Batch]
     loss: Callable[[Any, Batch], Any] | None
     device: Any
-    possible_mistakes: Callable[[Loop, Mapping[str, float]], list[Hypothesis]]
+    possible_mistakes: Callable[[Loop, Departures], list[Hypothesis]]
     of_module: Callable[[Any], None] = _unchanged
     of_optimiser: Callable[[Any, Any], None] = _unchanged
     of_batch: Callable[[Batch], Batch] | None = None
@@ -93,6 +111,12 @@ class Loop(TrainingLoop):
     schedule: str = "after"
     weight: Callable[[Batch], float] | None = None
     clip_each_pass: bool = False
+    clip_form: str = "all"
+    of_gradients: Callable[[Mapping[str, Sequence[Any]]], None] = _unchanged
+    first_alone: float = 0.0
+    logged_weights: str = "current"
+    schedule_steps: int = 1
+    rate_factors: tuple[float, ...] = ()
     context: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def run(self, seed: int) -> dict[str, Floats]:
@@ -103,9 +127,17 @@ class Loop(TrainingLoop):
         """The loop with all matrices multiplied by `STD_FACTOR` at the start."""
         return replace(self, of_module=_enlarge)
 
-    def mistakes(self, factors: Mapping[str, float]) -> list[Hypothesis]:
+    def mistakes(self, departures: Departures) -> list[Hypothesis]:
         """The mistakes that the loop can have."""
-        return self.possible_mistakes(self, factors)
+        return self.possible_mistakes(self, departures)
+
+    def batches_of(self, step: int) -> list[Batch]:
+        """The batches of a step, on the device."""
+        first, end = step * self.accumulation, (step + 1) * self.accumulation
+        if self.first_alone:  # one pass, and then whole steps
+            shift = self.accumulation - 1
+            first, end = max(first - shift, 0), end - shift
+        return [self.batch(number) for number in range(first, end)]
 
     def batch(self, number: int) -> Batch:
         """The batch of a pass, on the device."""
@@ -139,12 +171,18 @@ def run(loop: Loop, seed: int) -> dict[str, Floats]:
         loop.of_optimiser(module, setup)
         module.train()
         torch.manual_seed(seed)  # so that changes of the module leave dropout alone
+        initial = copy.deepcopy(module) if loop.logged_weights == "initial" else None
         rows = []
         for step in range(loop.logged_first + loop.steps + 1):
             row = _step(loop, step, module, setup, groups)
+            if loop.logged_weights != "current":
+                row[LOSS] = _evaluated(
+                    loop, step, module if initial is None else initial
+                )
             rows.append(torch.stack([x.detach().cpu().double() for x in row.values()]))
     numbers = torch.stack(rows[loop.logged_first :], dim=1).numpy()
-    return dict(zip(row, numbers, strict=True))
+    named = dict(zip(row, numbers, strict=True))
+    return named if loop.of_log is None else loop.of_log(named)
 
 
 def new_module_on(build: Callable[[], Any], device: Any) -> Any:
@@ -185,11 +223,12 @@ def _step(
     """One step of training; the numbers of it."""
     parameters = list(module.parameters())
     row = {LOSS: _passes(loop, step, module, setup)}
+    loop.of_gradients(groups)
     row[GRADIENT] = gradient_norm(parameters)
     for name, members in groups.items():
         row[f"{GRADIENT}/{name}"] = gradient_norm(members)
     if loop.clip is not None:
-        torch.nn.utils.clip_grad_norm_(parameters, loop.clip)
+        _clip(loop.clip_form, loop.clip, parameters, groups)
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
@@ -209,28 +248,61 @@ def _step(
     return row
 
 
+def _clip(
+    form: str,
+    most: float,
+    parameters: Sequence[Any],
+    groups: Mapping[str, Sequence[Any]],
+) -> None:
+    """Clip gradients in one of the forms of `Loop.clip_form`."""
+    to_norm = torch.nn.utils.clip_grad_norm_
+    if form == "all":
+        to_norm(parameters, most)
+    elif form == "value":
+        torch.nn.utils.clip_grad_value_(parameters, most)
+    elif form == "largest":
+        to_norm(parameters, most, norm_type=math.inf)
+    elif form == "each":
+        for p in parameters:
+            to_norm(p, most)
+    else:
+        for name, members in groups.items():
+            if form in ("group", f"only {name}"):
+                to_norm(members, most)
+
+
+def _evaluated(loop: Loop, step: int, module: Any) -> Any:
+    """The mean loss of the passes of a step, with the weights of a module."""
+    with torch.no_grad(), loop.context():
+        losses = [loss_of(module, batch, loop.loss) for batch in loop.batches_of(step)]
+    return torch.stack(losses).mean() * loop.logged_factor
+
+
 def _updated(loop: Loop, step: int, setup: Setup) -> Any:
     """Update the parameters and the learning rates; the first group's rate before."""
     if loop.schedule == "before" and step == 0:
         setup.step_schedules()
-    is_late = loop.schedule == "late" and step == 0
+    waits = loop.schedule in ("late", "repeated") and step == 0
     rates = [group["lr"] for group in setup.param_groups]
-    if is_late:
-        setup.set_rates([0.0] * len(rates))
+    factor = loop.rate_factors[step] if step < len(loop.rate_factors) else 1.0
+    if loop.schedule == "late" and step == 0:
+        factor = 0.0
+    if factor != 1:
+        setup.set_rates([factor * rate for rate in rates])
     rate = torch.as_tensor(setup.param_groups[0]["lr"], dtype=torch.float64)
     for _ in range(loop.updates):
         setup.step()
-    if is_late:
+    if factor != 1:
         setup.set_rates(rates)
-    elif loop.schedule != "off":
-        setup.step_schedules()
+    if not waits and loop.schedule != "off":
+        for _ in range(loop.schedule_steps):
+            setup.step_schedules()
     return rate
 
 
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
     """The forward and backward passes of a step; the loss that is logged."""
-    first = step * loop.accumulation
-    batches = [loop.batch(first + part) for part in range(loop.accumulation)]
+    batches = loop.batches_of(step)
     weights = _weights(batches, loop.by_tokens)
     if loop.weight is not None:
         weights = [loop.weight(batch) for batch in batches]
@@ -247,7 +319,8 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
         if loop.schedule == "pass" and part < loop.accumulation - 1:
             setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
-    return torch.stack(logged).mean() * loop.logged_factor
+    alone = loop.first_alone if loop.first_alone and step == 0 else 1.0
+    return torch.stack(logged).mean() * (loop.logged_factor * alone)
 
 
 def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:

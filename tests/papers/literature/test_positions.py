@@ -35,8 +35,8 @@ def engine_shares(network, attention, gated):
             hidden=m,
             activation=activation,
             gate=gated,
-            sigma_w=network.hidden,
-            sigma_out=network.out,
+            sigma_w=network.perceptron.hidden,
+            sigma_out=network.perceptron.out,
         )
     f = ns.dot(ns.gaussian(n).reshape(1), normed(x)[-1:])[0, 0]
     gradient = ns.grad(f, start).reshape((tokens, 1))
@@ -56,10 +56,9 @@ def test_limit_is_that_of_the_engine(gated, window, sinks):
         depth=2,
         embedding=0.02,
         values=0.3,
-        hidden=1.2,
-        out=0.5,
-        activation="silu" if gated else "gelu",
-        gated=gated,
+        perceptron=_uniform.Perceptron(
+            activation="silu" if gated else "gelu", hidden=1.2, out=0.5, gated=gated
+        ),
     )
     attention = _uniform.Uniform(5, window, sinks)
     found = _uniform.shares(network, attention)

@@ -46,11 +46,18 @@ def _checks() -> Array:
     polynomial through the values at the nodes, and a tenth of how far it misses the two
     values next to the ends.
     """
+    # Legendre polynomials P_k, k < NODE_COUNT, at the nodes and at all points
     at_node = np.polynomial.legendre.legvander(NODE_POINTS, NODE_COUNT - 1)
     at_point = np.polynomial.legendre.legvander(POINTS, NODE_COUNT - 1)
-    coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODE_COUNT) + 0.5)
+    at_next = at_point[NODE_COUNT:]
+
+    # coefficient k is (k + 1/2) ∫ f P_k, by the rule; it does not depend on the values
+    # next to the ends
+    degree = np.arange(NODE_COUNT)
+    coefficients = at_node * WEIGHTS[:, None] * (degree + 0.5)
     last_coefficients = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
-    misses = np.concatenate([-coefficients @ at_point[NODE_COUNT:].T, np.eye(2)])
+    # the value next to an end minus that of the polynomial there
+    misses = np.concatenate([-coefficients @ at_next.T, np.eye(2)])
     checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
 
     def make_orthogonal(columns: slice, polynomials: int) -> None:
@@ -232,12 +239,15 @@ def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
 def _resolved(finished: Sequence[_Panels], error: Array, rough: Array) -> Resolved:
     """The panels of all rounds in the order of their rows."""
     row = np.concatenate([panels.row for panels in finished])
+    x = np.concatenate([panels.x for panels in finished])
+    weight = np.concatenate([panels.weight for panels in finished])
+    values = np.concatenate([panels.values for panels in finished])
     order = np.argsort(row, kind="stable")
     return Resolved(
         row=row[order],
-        x=np.concatenate([panels.x for panels in finished])[order],
-        weight=np.concatenate([panels.weight for panels in finished])[order],
-        values=np.concatenate([panels.values for panels in finished])[order],
+        x=x[order],
+        weight=weight[order],
+        values=values[order],
         error=error,
         rough=rough,
     )

@@ -24,6 +24,7 @@ from ...language.operations._operation import (
 )
 from ...language.operations._score import Pool
 from ...language.values._array import Axes, Value, VectorAccess
+from ...language.values._parameters import Weight
 from ...language.values._vector import Vector
 from ..graph._operations import (
     AdjointCorrection,
@@ -108,9 +109,14 @@ def _families(
     """The number of the family of each vector: vectors of a pair are in one family."""
     # pairs are the edges of a graph, and families its connected components
     number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
-    starts = np.array([number[x] for x, _ in pairs], dtype=np.intp)
-    ends = np.array([number[y] for _, y in pairs], dtype=np.intp)
-    family_of_number = connected(len(vectors), starts, ends)
+    starts = []
+    ends = []
+    for x, y in pairs:
+        starts.append(number[x])
+        ends.append(number[y])
+    family_of_number = least_in_component(
+        len(vectors), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
+    )
     return dict(zip(vectors, family_of_number.tolist(), strict=True))
 
 
@@ -137,7 +143,7 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
     return pairs
 
 
-def connected(count: int, starts: Ints, ends: Ints) -> Ints:
+def least_in_component(count: int, starts: Ints, ends: Ints) -> Ints:
     """The least number in the connected component of each number below `count`.
 
     `starts` and `ends` are the two ends of each edge of the graph. For example, five
@@ -192,13 +198,14 @@ class Clusters:
         self._labels = np.zeros(0, dtype=np.intp)
         self._edges: list[tuple[Ints, Ints]] = []
         for value in values:
+            op = value.op
             if isinstance(value, Vector):
                 self.ids[value] = self._ids_of(value)
-            elif isinstance(value.op, Dot | Coefficients):
-                self._link_products(value.ndim, value.op.x, value.op.y)
-            elif isinstance(value.op, AdjointCorrection):
-                self._link_products(value.ndim, value.op.d, value.op.u)
-                self._link_products(value.ndim, value.op.g, value.op.b)
+            elif isinstance(op, Dot | Coefficients):
+                self._link_products(value.ndim, op.x, op.y)
+            elif isinstance(op, AdjointCorrection):
+                self._link_products(value.ndim, op.d, op.u)
+                self._link_products(value.ndim, op.g, op.b)
 
     def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
         """The clusters, grouped by their structure.
@@ -236,7 +243,8 @@ class Clusters:
         if self._edges:
             starts = np.concatenate([start for start, _ in self._edges])
             ends = np.concatenate([end for _, end in self._edges])
-            labels = connected(self._count, labels[starts], labels[ends])[labels]
+            least = least_in_component(self._count, labels[starts], labels[ends])
+            labels = least[labels]
         self._labels = labels
         self._edges = []
         return labels
@@ -245,16 +253,18 @@ class Clusters:
         """The vectors and the sources of each value, sorted by their clusters."""
         labels = self.labels() if self._count else np.zeros(0, np.intp)
         # by the labels, since many values have their vectors in the same clusters
-        splits: dict[bytes, _Split] = {}
+        splits: dict[object, _Split] = {}
         entries: list[_Entry] = []
         for value in self.values:
             for is_source, ids in ((False, self.ids), (True, self.members)):
                 if value not in ids or not ids[value].size:
                     continue
-                labels_of_value = labels[ids[value]].ravel()
-                key = labels_of_value.tobytes()
+                distinct = _without_copies(ids[value])
+                distinct_labels = labels[distinct]
+                key = distinct_labels.tobytes(), _axes_of_copies(ids[value])
                 if key not in splits:
-                    splits[key] = _Split(labels_of_value)
+                    copied = np.broadcast_to(distinct_labels, ids[value].shape)
+                    splits[key] = _Split(copied.ravel())
                 entries.append(_Entry(value, is_source, splits[key]))
         return entries
 
@@ -291,10 +301,25 @@ class Clusters:
 
     def _link(self, ids: Ints, other_ids: Ints) -> None:
         """Link the numbers of two arrays, entry by entry; the arrays are broadcast."""
-        apart = ids != other_ids  # the outputs of one matrix have one number already
+        if ids is other_ids:
+            return
+        starts, ends = _without_common_copies(*np.broadcast_arrays(ids, other_ids))
+        apart = starts != ends  # the outputs of one matrix have one number already
         if apart.any():
-            starts, ends = np.broadcast_arrays(ids, other_ids)
             self._edges.append((starts[apart], ends[apart]))
+
+    def _link_along(self, x: Value, axis: int) -> Ints:
+        """Link the vectors of a value along an axis; returns the numbers of the first.
+
+        From then on the others have the number of the first, and `_link` compares one
+        for all of them.
+        """
+        ids = self.ids[x]
+        first_ids = np.take(ids, [0], axis)
+        if ids.shape[axis] > 1 and ids.strides[axis]:
+            self._link(first_ids, ids)
+            self.ids[x] = np.broadcast_to(first_ids, ids.shape)
+        return first_ids
 
     def _link_products(self, ndim: int, x: Vector, y: Vector) -> None:
         """Link the vectors of products ⟨x[…, i], y[…, j]⟩ in an array with `ndim` axes.
@@ -302,32 +327,32 @@ class Clusters:
         For each leading index …, all x[…, i] and all y[…, j] are then in one cluster.
         """
 
-        def aligned(vector: Vector) -> Ints:
-            """The component of each vector, with `ndim` axes."""
-            ids = self.ids[vector]
-            return ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
+        def first_ids(vector: Vector) -> Ints:
+            """The numbers of the vectors […, 0], with `ndim` axes."""
+            if vector.ndim:
+                self._link_along(vector, vector.ndim - 1)
+            ids = self.ids[vector]  # (…, i, blocks)
+            new_axes = (1,) * (ndim - ids.ndim)
+            aligned = ids.reshape(new_axes + ids.shape)
+            return aligned[..., 0, :]
 
-        x_ids = aligned(x)
-        self._link(x_ids[..., :1, :], x_ids)
-        if x is not y:
-            y_ids = aligned(y)
-            self._link(y_ids[..., :1, :], y_ids)
-            self._link(x_ids[..., 0, :], y_ids[..., 0, :])
+        self._link(first_ids(x), first_ids(y))
 
-    def _link_whole_axes(self, ids: Ints, axes: Axes, ndim: int) -> Ints:
+    def _link_whole_axes(self, x: Value, axes: Axes, ndim: int) -> Ints:
         """Link the vectors along the axes of an argument that an operation reads whole.
 
-        `ids`: (*shape of the argument, blocks). `axes` says for each axis of the
-        argument which axis of the result it is, or None if it is read whole. Returns
-        the numbers of the first vector along each whole axis, with the axes of the
-        result, which has `ndim` of them. For example, axes (1, None) with `ndim` 2 turn
-        (3, 5, blocks) into (1, 3, blocks).
+        `axes` says for each axis of the argument which axis of the result it is, or
+        None if it is read whole. Returns the numbers of the first vector along each
+        whole axis, with the axes of the result, which has `ndim` of them. For example,
+        axes (1, None) with `ndim` 2 turn (3, 5, blocks) into (1, 3, blocks).
         """
         for k, axis in enumerate(axes):
             if axis is None:
-                first_ids = ids.take([0], axis=k)
-                self._link(first_ids, ids)
-                ids = first_ids
+                self._link_along(x, k)
+        ids = self.ids[x]
+        for k, axis in enumerate(axes):
+            if axis is None:
+                ids = np.take(ids, [0], k)
         shape = [1] * ndim
         for axis, size in zip(axes, ids.shape[:-1], strict=True):
             if axis is not None:
@@ -344,9 +369,7 @@ class Clusters:
             return rearranged
         match value.op:
             case MatMul(weight=weight, x=x, each=each):
-                return self._ids_of_products(
-                    value, matrices=weight.members.size, x=x, each=each
-                )
+                return self._ids_of_products(value, weight, x=x, each=each)
             case Data() | MaterialisedMatMul():
                 return self._new(*value.shape, self.blocks[value])
             case Gaussian(factor=factor):
@@ -358,15 +381,20 @@ class Clusters:
         return self._ids_where_arguments_meet(value)
 
     def _ids_of_products(
-        self, value: Vector, matrices: int, x: Vector, each: bool
+        self, value: Vector, weight: Weight, x: Vector, each: bool
     ) -> Ints:
-        """All outputs of one matrix are in the cluster of its sources."""
+        """All outputs of one matrix are in the cluster of its sources.
+
+        Sets `members` of the value, and returns the number of each vector.
+        """
         blocks = self.blocks[value]
-        members = self.members[value] = self._new(matrices, blocks)
+        matrices = weight.members.size
+        members = self._new(matrices, blocks)
+        self.members[value] = members
         # a matrix asks for the products of all its inputs
-        batch = matrices if each else 1
-        inputs = self.ids[x].reshape(batch, -1, self.blocks[x])
-        self._link(inputs[:, :1], inputs)
+        batch_axes = weight.members.ndim if each else 0
+        for axis in range(batch_axes, x.ndim):
+            self._link_along(x, axis)
         shape = (matrices, value.size // matrices, blocks)
         ids = np.broadcast_to(members[:, None], shape)
         return ids.reshape(*value.shape, blocks)
@@ -378,7 +406,8 @@ class Clusters:
         blocks = self.blocks[value]
         sources = factor.shape[-1]
         ids = self._new(*value.shape, blocks)
-        members = self.members[value] = self._new(sources, blocks)
+        members = self._new(sources, blocks)
+        self.members[value] = members
         coefficients = factor.reshape(value.size, sources)
         vector_of_link, source_of_link = np.nonzero(coefficients)
         rows = ids.reshape(value.size, blocks)
@@ -386,7 +415,10 @@ class Clusters:
         return ids
 
     def _ids_of_fuse(self, value: Vector, x: Vector) -> Ints:
-        """A member of a `Fuse` replaces the sources of one cluster of its input x."""
+        """A member of a `Fuse` replaces the sources of one cluster of its input x.
+
+        Sets `members` and `parts` of the value, and returns the number of each vector.
+        """
         ids = self._new(*value.shape, self.blocks[value])
         x_ids = self.ids[x].ravel()
         labels = self.labels()[x_ids]
@@ -399,7 +431,9 @@ class Clusters:
             self._link(x_ids[:1], x_ids)
         by_cluster = np.argsort(labels, kind="stable")
         self.parts[value] = by_cluster.reshape(len(clusters), -1)
-        members = self.members[value] = self._new(len(clusters), 1)
+
+        members = self._new(len(clusters), 1)
+        self.members[value] = members
         member_of_vector = np.searchsorted(clusters, labels)
         self._link(ids.ravel(), members[member_of_vector, 0])
         return ids
@@ -409,13 +443,11 @@ class Clusters:
 
         That is one cluster for each matrix, along the last axis of vectors.
         """
-        ids = self._new(*value.shape, self.blocks[value])
+        blocks = self.blocks[value]
+        first_ids = self._new(*value.shape[:-1], 1, blocks)
         for vector in vectors:
-            rows = self.ids[vector]
-            self._link(rows[..., :1, :], rows)
-            self._link(rows[..., :1, :], ids[..., :1, :])
-        self._link(ids[..., :1, :], ids)
-        return ids
+            self._link(self._link_along(vector, vector.ndim - 1), first_ids)
+        return np.broadcast_to(first_ids, (*value.shape, blocks))
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
         """The numbers of functions of vectors, coordinate by coordinate.
@@ -427,7 +459,7 @@ class Clusters:
         ids_of_arguments: list[Ints] = []
         for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):
             if isinstance(x, Vector):
-                ids = self._link_whole_axes(self.ids[x], axes, value.ndim)
+                ids = self._link_whole_axes(x, axes, value.ndim)
                 ids_of_arguments.append(ids)
         ids = ids_of_arguments[0]
         for ids_of_argument in ids_of_arguments[1:]:
@@ -439,6 +471,32 @@ class Clusters:
         if value.op.acts is VectorAccess.BY_POSITION:
             self._link(ids[..., :1], ids)
         return ids
+
+
+def _axes_of_copies(ids: Ints) -> tuple[tuple[int, bool], ...]:
+    """The size of each axis, and whether the numbers along it are copies of the first.
+
+    Axes of size 1 are left out.
+    """
+    return tuple(
+        (size, stride == 0)
+        for size, stride in zip(ids.shape, ids.strides, strict=True)
+        if size > 1
+    )
+
+
+def _without_copies(ids: Ints) -> Ints:
+    """The first of the numbers along each axis along which they are copies of it."""
+    return _without_common_copies(ids, ids)[0]
+
+
+def _without_common_copies(a: Ints, b: Ints) -> tuple[Ints, Ints]:
+    """Two arrays of one shape, cut to the first along axes of copies in both."""
+    entries = tuple(
+        slice(0, 1) if a_stride == b_stride == 0 else slice(None)
+        for a_stride, b_stride in zip(a.strides, b.strides, strict=True)
+    )
+    return a[entries], b[entries]
 
 
 class _Split:
@@ -462,7 +520,8 @@ class _Split:
         """From a flat array of labels."""
         self._order = np.argsort(labels, kind="stable")
         ordered = labels[self._order]
-        begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        differs_from_previous = ordered[1:] != ordered[:-1]
+        begins = np.concatenate([[True], differs_from_previous])
         self._starts = np.flatnonzero(begins)
         self.labels = ordered[self._starts]
         self.counts = np.diff([*self._starts, len(labels)])
@@ -474,10 +533,10 @@ class _Split:
         """
         if len(labels) == len(self.labels):  # all of them, as usual
             return self._order.reshape(len(labels), -1)
-        positions = np.searchsorted(self.labels, labels)
-        count = self.counts[positions[0]]
-        starts = self._starts[positions]
-        in_order = starts[:, None] + np.arange(count)
+        numbers = np.searchsorted(self.labels, labels)
+        count = self.counts[numbers[0]]
+        starts = self._starts[numbers]
+        in_order = starts[:, None] + np.arange(count)  # (labels, positions)
         return np.asarray(self._order[in_order])
 
 
@@ -514,12 +573,12 @@ def _positions_in_groups(
 
     `clusters` lists the clusters of each group.
     """
-    group_of_cluster: dict[int, int] = {}
+    number_of_cluster: dict[int, int] = {}  # the number of the group it belongs to
     for number, members in enumerate(clusters):
-        group_of_cluster |= dict.fromkeys(members, number)
+        number_of_cluster |= dict.fromkeys(members, number)
     positions: dict[_Split, list[tuple[FrameBatch, Ints]]] = {}
     for split in splits:
-        numbers = {group_of_cluster[cluster] for cluster in split.labels.tolist()}
+        numbers = {number_of_cluster[cluster] for cluster in split.labels.tolist()}
         positions[split] = []
         for number in sorted(numbers):
             rows = split.rows(clusters[number])

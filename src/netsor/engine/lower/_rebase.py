@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -45,7 +46,7 @@ class _VectorsInUse(NamedTuple):
     per_frame: int  # the number of their vectors in a frame; (1, …, 1) counts too
 
 
-class _Replacement(NamedTuple):
+class Replacement(NamedTuple):
     """How many of the first directions of a frame stay, and how many are new."""
 
     kept: int
@@ -107,14 +108,15 @@ def _has_room(state: State, group: FrameBatch, vectors: int) -> bool:
 
 def _has_output(state: State, group: FrameBatch) -> bool:
     """Whether vectors of the group are an output."""
-    return any(output in group.positions for output in state.analysis.outputs)
+    return group in state.analysis.groups_with_outputs
 
 
 def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
     """Whether a value after number `index` draws sources in the group."""
+    # the last sources first: mostly one of them is drawn, and late
     return any(
         state.analysis.position[value] > index and value in state.analysis.drawn
-        for value in group.slots
+        for value in reversed(group.slots)
     )
 
 
@@ -141,11 +143,11 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     if not vectors.values:
         return
     if group.width == math.inf:  # (1, …, 1) stays the first direction
-        replacement = _Replacement(kept=int(group.constant), new=vectors.per_frame)
+        replacement = Replacement(kept=int(group.constant), new=vectors.per_frame)
     elif _has_output(state, group):
-        replacement = _Replacement(kept=0, new=vectors.per_frame)
+        replacement = Replacement(kept=0, new=vectors.per_frame)
     else:
-        replacement = _fewest_directions(state, group, vectors.values)
+        replacement = fewest_directions(_vectors_of_reach(state, group, vectors.values))
     kept, new = replacement
     replaced = frame.directions - kept
     too_many = replaced > DIRECTIONS_PER_VECTOR * new
@@ -153,16 +155,10 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
         _span(state, group, vectors.values, kept)
 
 
-def _fewest_directions(
+def _vectors_of_reach(
     state: State, group: FrameBatch, values: Sequence[Value]
-) -> _Replacement:
-    """The replacement that leaves the fewest directions.
-
-    There is a new direction for each vector that reaches beyond those that are kept.
-    For example, if ten vectors have coordinates along the first 8 directions only, and
-    two along all 100, then 8 directions are kept and 2 are new.
-    """
-    # for each number of directions, the vectors that reach so far and not farther
+) -> Counter[int]:
+    """For each number of directions, the vectors that reach so far and not farther."""
     vectors_of_reach = Counter[int]()
     for value in values:
         reach = state.vectors[value].coordinates.shape[-1]
@@ -170,22 +166,26 @@ def _fewest_directions(
     constant = state.frames[group].constant
     if constant is not None:
         vectors_of_reach[constant.shape[-1]] += 1
+    return vectors_of_reach
 
-    def vectors_beyond(kept: int) -> int:
-        """The vectors with coordinates beyond the first `kept` directions."""
-        beyond = 0
-        for reach, vectors in vectors_of_reach.items():
-            if reach > kept:
-                beyond += vectors
-        return beyond
 
-    def cost(kept: int) -> tuple[int, int]:
-        """The fewest directions in all; of these, most of the old ones."""
-        return kept + vectors_beyond(kept), -kept
+def fewest_directions(vectors_of_reach: Mapping[int, int]) -> Replacement:
+    """The replacement that leaves the fewest directions; of several, most old ones.
 
-    candidates = [kept for kept in {0, *vectors_of_reach} if vectors_beyond(kept)]
-    kept = min(candidates, key=cost)
-    return _Replacement(kept, new=vectors_beyond(kept))
+    There is a new direction for each vector that reaches beyond those that are kept.
+    For example, if ten vectors have coordinates along the first 8 directions only, and
+    two along all 100, then 8 directions are kept and 2 are new:
+
+    >>> fewest_directions({8: 10, 100: 2})
+    Replacement(kept=8, new=2)
+    """
+    candidates: list[Replacement] = []
+    beyond = 0  # vectors with coordinates beyond the directions that a candidate keeps
+    farthest_first = sorted(vectors_of_reach, reverse=True)
+    for reach, kept in pairwise([*farthest_first, 0]):
+        beyond += vectors_of_reach[reach]
+        candidates.append(Replacement(kept, new=beyond))
+    return min(candidates, key=sum)  # the first of several keeps most
 
 
 def _forget_unused_vectors(state: State, group: FrameBatch, index: int) -> None:

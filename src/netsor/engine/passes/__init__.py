@@ -72,6 +72,7 @@ PIPELINE = (
 )
 # Shortcuts of lowering and of finished plans, and the formula for a sum over heads
 OTHER_SHORTCUTS = (
+    "repeated",
     "leaves",
     "undrawn",
     "turn",

@@ -216,29 +216,31 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     values = context.ordered(outputs)
     sources_of = linear_sources(values)
-    # vectors whose products or coordinates an operation needs
-    asked_for = dict.fromkeys(x for value in values for x in asked(value))
+    # vectors whose products or coordinates an operation needs, as an ordered set
+    needed: dict[Value, None] = {}
+    for value in values:
+        needed |= dict.fromkeys(asked(value))
     # how many of these vectors, and of the outputs, contain each source
     uses: Counter[Value] = Counter()
-    for x in asked_for | dict.fromkeys(outputs):
+    for x in needed | dict.fromkeys(outputs):
         uses.update(sources_of.get(x, ()))
 
-    def has_only_its_own_sources(value: Value) -> bool:
-        """Whether all sources of a value are Gaussian and have no other use."""
-        return all(
-            uses[source] == 1 and isinstance(source.op, ops.Gaussian | MatMul)
-            for source in sources_of[value]
-        )
+    def is_gaussian_without_other_use(source: Value) -> bool:
+        """Whether a source can be merged into the only vector that contains it."""
+        return uses[source] == 1 and isinstance(source.op, ops.Gaussian | MatMul)
 
     def change(old: Value, new: Value) -> Value:
         """A `Fuse` of a combination that needs fewer numbers than its sources."""
-        if old not in asked_for or old in outputs:
+        if old not in needed or old in outputs:
             return new
-        is_source = old in sources_of[old]
-        if is_source or not has_only_its_own_sources(old):
+        sources = sources_of[old]
+        if old in sources:
+            return new
+        if not all(is_gaussian_without_other_use(source) for source in sources):
             return new
         # a concatenation needs more than each of its parts
-        if _numbers(old) >= sum(_numbers(source) for source in sources_of[old]):
+        numbers_of_sources = sum(_numbers(source) for source in sources)
+        if _numbers(old) >= numbers_of_sources:
             return new
         return replace(new, op=Fuse(cast(Vector, new)))
 
@@ -254,15 +256,21 @@ def _numbers(x: Value) -> int:
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """For a ratio √(n/m) = c m^(−1/2) of finite n and infinite m, the pair (m, c).
 
-    None for all other ratios. n and m may be products of widths.
+    None for all other ratios. n (`op.over`) and m (`op.under`) may be products of
+    widths; `bound` has the number of each symbol.
     """
-    infinite_over = [w for w in op.over if math.isinf(w.bind(bound))]
-    infinite_under = [w for w in op.under if math.isinf(w.bind(bound))]
+
+    def is_infinite(width: Width) -> bool:
+        return math.isinf(width.bind(bound))
+
+    infinite_over = [width for width in op.over if is_infinite(width)]
+    infinite_under = [width for width in op.under if is_infinite(width)]
     if infinite_over or len(infinite_under) != 1:
         return None
-    width = infinite_under[0]
-    others = tuple(w for w in op.under if w is not width)
-    return width, Root(op.over, others).of(bound)
+    m = infinite_under[0]
+    finite_under = tuple([width for width in op.under if width is not m])
+    c = Root(op.over, finite_under).of(bound)
+    return m, c
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:

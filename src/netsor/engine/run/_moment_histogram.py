@@ -249,10 +249,14 @@ class BlockMoments(NamedTuple):
 
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     """The summary of a block of means and variances (replicas,), with numpy."""
-    cell, weights, outside = cells.placed(np, mean, var)
+    cell, weights, is_outside = cells.placed(np, mean, var)
     occupied, index = np.unique(cell, return_inverse=True)
-    sums = np.stack([np.bincount(index, weight, len(occupied)) for weight in weights])
-    return BlockMoments(cells=occupied, sums=sums, mean=mean[outside], var=var[outside])
+    sums = []
+    for weight in weights:
+        sums.append(np.bincount(index, weight, len(occupied)))
+    return BlockMoments(
+        cells=occupied, sums=np.stack(sums), mean=mean[is_outside], var=var[is_outside]
+    )
 
 
 class MomentAccumulator:

@@ -11,7 +11,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ..._validate import also_spelled, whole
-from ...maximal_update._derive import DRAWS, WIDTHS, derive, validated_widths
+from ...maximal_update._derive import (
+    DRAWS,
+    FEWEST_DRAWS,
+    TOO_FEW,
+    WIDTHS,
+    derive,
+    validated_widths,
+)
 from ...maximal_update._results import DerivedRule
 from ._measure import subject_of
 
@@ -52,7 +59,7 @@ def parametrise(
         of its logits. By default two sequences of eight random tokens, each the target
         of the one before.
     draws : int
-        Initialisations at each width, at least 2.
+        Initialisations at each width, at least 3.
     seed : int
         The first key; initialisation k has the key of seed + k.
     progress : callable, optional
@@ -72,7 +79,7 @@ def parametrise(
     >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
     sizes = validated_widths(widths)
-    whole(draws, "draws", least=2)
+    whole(draws, "draws", least=FEWEST_DRAWS, why=TOO_FEW)
     subject = subject_of(
         build, optimiser, batch, whole(seed, "seed", least=0), base_width=sizes[0]
     )

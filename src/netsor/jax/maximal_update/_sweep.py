@@ -6,7 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...maximal_update._toml_file import check_optimiser, content_of_file
+from ...maximal_update._toml_file import (
+    check_optimiser,
+    content_of_file,
+    unreadable_file,
+)
 from ._emitted_file import source_of
 from ._measure import subject_of
 from ._optimisers import FAMILIES
@@ -45,6 +49,14 @@ class OfJax:
             scale_outputs=lambda params, _: found.scale_outputs(params, base),
             optimiser=lambda params, lr, _: found.optimiser(params, lr, base),
         )
+
+    @staticmethod
+    def functions_of_python(path: Path, optimiser: str) -> Written:
+        """The functions of a Python file of a rule, which has its own optimiser."""
+        try:
+            return functions_of_source(path.read_text(encoding="utf-8"))
+        except Exception as error:  # of any kind: the file is the user's
+            raise unreadable_file(path, error) from None
 
     @staticmethod
     def training(request: Any, functions: Written | None) -> JaxTraining:

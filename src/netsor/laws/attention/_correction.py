@@ -377,8 +377,7 @@ def _derivatives(
     tokens: (1 + tokens, d), root: (tokens, variables), directions: (directions, d, d),
     z: (points, variables).
     """
-    # Points are last, because sums over the other axes are faster then. In the einsums,
-    # p are points, t tokens, v variables and i coordinates of tokens.
+    # Points are last, because sums over the other axes are faster then.
     query = tokens[0]
     keys = tokens[1:].T
     z = np.ascontiguousarray(z.T)
@@ -386,46 +385,73 @@ def _derivatives(
     a = np.ascontiguousarray(row_softmax(scores.T).T)
     y = keys @ a
     w = (y**2).sum(axis=0)
+    nodes = _Nodes(keys=keys, root=root, z=z, a=a, y=y, force=a * (keys.T @ y - w))
 
-    # Along V = B S Bᵀ, by t: scores √(1 + tk) · root · √(1 + tS) · z with
-    # k = qᵀSq/|q|², and w = yᵀ(1 + tS)y. The width of the queries has fluctuations too:
-    # for these, k² is their share and S = 0.
-    query_square = max(query @ query, np.finfo(float).tiny)
-    k_of_directions = directions @ query @ query / query_square
+    # The width of the queries has fluctuations too: for these, k² is their share and
+    # S = 0.
     k_of_width = np.sqrt(shares[0])
     no_direction = np.zeros((len(y), len(y)))
-
-    second_derivatives = np.zeros_like(w)
+    of_width = _along_direction(nodes, k_of_width, no_direction)
+    second_derivatives = np.zeros_like(w) + of_width.second
     squares = shares[1] * w**2  # from the width of the values
-    derivatives = []
-    # yᵀy₂ = Σ a (p − Σ a p) yᵀkeys = Σ force · p for the second derivative
-    # p = p₁² + p₂ of the scores, with p₁ their first derivative less its mean under a,
-    # and p₂ = root · (k − S)² · z/(−4)
-    force = a * (keys.T @ y - w)
-    for k, s in zip(
-        [k_of_width, *k_of_directions],
-        [no_direction, *directions],
-        strict=True,
-    ):
-        unit = k * np.eye(len(z))
-        s_of_scores = s[: len(z), : len(z)]
-        p_1 = (root @ (unit + s_of_scores) / 2) @ z
-        p_1 -= np.einsum("tp,tp->p", a, p_1)
-        root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
-        y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
-        y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+    squares += of_width.first**2
 
-        y_1 = keys @ (a * p_1)
-        s_y = s @ y
-        derivative = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
-        y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
-        second_derivatives += 2 * (y_y_2 + y_1_terms)
-        squares += derivative**2
-        derivatives.append(derivative)
-
-    # the rows of derivatives do not include that of the width of the queries
-    rows = [np.ones_like(w), second_derivatives, squares, *derivatives[1:]]
+    # along V = B S Bᵀ: k = qᵀSq/|q|²
+    query_square = max(query @ query, np.finfo(float).tiny)
+    k_of_directions = directions @ query @ query / query_square
+    first_derivatives = []
+    for k, s in zip(k_of_directions, directions, strict=True):
+        along = _along_direction(nodes, k, s)
+        second_derivatives += along.second
+        squares += along.first**2
+        first_derivatives.append(along.first)
+    rows = [np.ones_like(w), second_derivatives, squares, *first_derivatives]
     return w, np.array(rows)
+
+
+class _Nodes(NamedTuple):
+    """What `_derivatives` computes at all nodes; points are last."""
+
+    keys: Array  # (d, tokens): the columns of B
+    root: Array  # (tokens, variables)
+    z: Array  # (variables, points)
+    a: Array  # (tokens, points): the attention weights
+    y: Array  # (d, points): B a
+    # (tokens, points): Σ_t force_t p_t = ½ ∂w for a change p of the scores
+    force: Array
+
+
+class _DirectionDerivatives(NamedTuple):
+    """The derivatives of w along one direction, (points,)."""
+
+    first: Array
+    second: Array
+
+
+def _along_direction(nodes: _Nodes, k: float, s: Array) -> _DirectionDerivatives:
+    """The derivatives of w by t along a direction V = B S Bᵀ with k = qᵀSq/|q|².
+
+    Scores are √(1 + tk) · root · √(1 + tS) · z, and w = yᵀ(1 + tS)y.
+    """
+    # In the einsums, p are points, t tokens, v variables and i coordinates of tokens.
+    keys, root, z, a, y, force = nodes
+    unit = k * np.eye(len(z))
+    s_of_scores = s[: len(z), : len(z)]
+
+    # p₁, the first derivative of the scores, less its mean under a
+    p_1 = (root @ (unit + s_of_scores) / 2) @ z
+    p_1 -= np.einsum("tp,tp->p", a, p_1)
+    y_1 = keys @ (a * p_1)
+    s_y = s @ y
+    first = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
+
+    # yᵀy₂ = Σ force · p for the second derivative p = p₁² + p₂ of the scores, with
+    # p₂ = root · (k − S)² · z/(−4)
+    root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
+    y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
+    y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+    y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
+    return _DirectionDerivatives(first=first, second=2 * (y_y_2 + y_1_terms))
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
@@ -438,8 +464,9 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     """
     cell = grid[1] - grid[0]
     position = (log_w - grid[0]) / cell
-    below = np.clip(position.astype(np.intp), 1, len(grid) - 3)
-    t = position - below
+    # the second of the four nearest grid points, and the distance from it in cells
+    second_point = np.clip(position.astype(np.intp), 1, len(grid) - 3)
+    t = position - second_point
     weights = (  # Lagrange's, for the grid points at −1, 0, 1 and 2
         -t * (t - 1) * (t - 2) / 6,
         (t**2 - 1) * (t - 2) / 2,
@@ -449,7 +476,7 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     result = np.zeros((len(rows), len(grid)))
     for row, on_grid in zip(rows, result, strict=True):
         for offset, weight in enumerate(weights, start=-1):
-            on_grid += np.bincount(below + offset, row * weight, len(grid))
+            on_grid += np.bincount(second_point + offset, row * weight, len(grid))
     return result
 
 
@@ -505,21 +532,22 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
     """The density f of the limit and its correction g at y, both (estimates, points).
 
-    y: (points,), v: (variances,), amounts: (estimates, 3, variances).
+    f = Σ mass · N(y; 0, v), and g = Σ a ∂_v N + b ∂²_v N over the variances, with the
+    rows mass, a and b of the amounts. y: (points,), v: (variances,), amounts:
+    (estimates, 3, variances).
     """
-    batches = []
+    mass, a, b = amounts.swapaxes(0, 1)
+    densities = []
+    corrections = []
     number_of_batches = 1 + len(y) * len(v) // 2**20  # bounds memory
     for points in np.array_split(y, number_of_batches):
         t = points[:, None] ** 2 / v
         normal = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
-        by_v = normal * (t - 1) / (2 * v)  # its first derivative by v
+        by_v = normal * (t - 1) / (2 * v)
         by_v_twice = normal * (t**2 - 6 * t + 3) / (4 * v**2)
-        from_normals = amounts[:, 0] @ normal.T
-        from_slopes = amounts[:, 1] @ by_v.T
-        from_curvatures = amounts[:, 2] @ by_v_twice.T
-        batches.append([from_normals, from_slopes + from_curvatures])
-    f, g = np.concatenate(batches, axis=2)
-    return f, g
+        densities.append(mass @ normal.T)
+        corrections.append(a @ by_v.T + b @ by_v_twice.T)
+    return np.concatenate(densities, axis=1), np.concatenate(corrections, axis=1)
 
 
 class Distances(NamedTuple):

@@ -93,12 +93,14 @@ def head_parts(t: int, known_words: int) -> HeadParts:
 def _head_output_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:
     """The shape of the result of `of_head`, which takes seconds to find by a call.
 
-    The arguments are the shapes of those of `of_head`.
+    The arguments are the shapes of those of `of_head`: a root and noise, after the
+    known logits (vectors, words), if there are any.
     """
-    vectors = argument_shapes[0][-2]
+    *_, vectors, last = argument_shapes[0]
     has_known_words = len(argument_shapes) != 2
-    known_words = argument_shapes[0][-1] if has_known_words else 0
-    return (head_parts(vectors, known_words).known.stop,)
+    known_words = last if has_known_words else 0
+    last_part = head_parts(vectors, known_words).known
+    return (last_part.stop,)
 
 
 def _state_shape(*argument_shapes: tuple[int, ...]) -> tuple[int, ...]:

@@ -189,7 +189,7 @@ class Request(_study.Request):
         return f"Quick audit{not_checked}. Full\N{NO-BREAK SPACE}audit: {full}"
 
     def _missing_in_quick(self, command: Sequence[str]) -> list[str]:
-        """What the full audit measures besides, in words: gradients, infinite width, or
+        """What only the full audit measures, in words: gradients, infinite width, or
         longer inputs. `command` is the command line, empty if there was none.
         """
         missing = []

@@ -108,8 +108,9 @@ def coord_check(
         How standard deviations and learning rates follow width and depth: "sp", "mup",
         "ntk", "mean-field", "fixed", a JSON or TOML file, its content, or a list of
         these. SP and µP by default. For a function that returns a PyTorch module: what
-        `ns.torch.parametrise` returns, or its TOML file, for "adamw", "adam", "sgd" or
-        "lion"; `lr` is then the rate at the base of the rule.
+        `ns.torch.parametrise` returns, or its TOML file, or its Python file, which is
+        executed, for "adamw", "adam", "sgd" or "lion"; `lr` is then the rate at the
+        base of the rule.
     ids : sequence of int, optional
         The tokens of the batch, by default random ones. Unless you give `targets`, the
         target of each is the next.
@@ -178,6 +179,8 @@ def coord_check(
             "lr": trained.lr,
             "ids": trained.ids,
             "vectors": trained.vectors,
+            "trainable": trained.trainable,
+            "trains_vectors": bool(vectors),
         }
     if draws is None:
         options["draws"] = DRAWS
@@ -194,6 +197,7 @@ class TrainedFunction(NamedTuple):
     ids: Sequence[int] | None
     parametrisation: Any = None  # None: it is in the function
     vectors: Sequence[str] = ()  # empty: they are in the function
+    trainable: tuple[str, ...] = ()  # the parameters of a PyTorch module, by name
 
 
 def of_module(
@@ -236,10 +240,20 @@ def of_module(
     if not makes_module(build, width):
         return unchanged
     if parametrisation is not None:
-        return _under_rule(
-            build, optimiser, lr, ids, parametrisation, checked_vectors(vectors)
+        trained = _under_rule(
+            build,
+            width,
+            optimiser,
+            lr,
+            ids,
+            parametrisation,
+            checked_vectors(vectors),
         )
-    return _of_torch_module(build, width, optimiser, lr, ids, steps, vectors)
+    else:
+        trained = _of_torch_module(build, width, optimiser, lr, ids, steps, vectors)
+    parameters = build(width).named_parameters()
+    trainable = tuple(name for name, p in parameters if p.requires_grad)
+    return trained._replace(trainable=trainable)
 
 
 def _of_torch_module(
@@ -284,6 +298,7 @@ def _of_torch_module(
 
 def _under_rule(
     build: Any,
+    width: int,
     optimiser: Any,
     lr: Any,
     ids: Sequence[int] | None,
@@ -300,7 +315,7 @@ def _under_rule(
             optimiser,
             f"one of {', '.join(OF_RULES)} with the parametrisation of a module",
         )
-    functions = rule_functions(parametrisation, optimiser)
+    functions = rule_functions(parametrisation, optimiser, width)
     step = OF_RULES[optimiser]
     rate = NAMED[step].lr if lr is None else lr
     if not isinstance(rate, int | float):

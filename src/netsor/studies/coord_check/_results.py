@@ -15,6 +15,7 @@ import numpy as np
 from ..._array_api import Floats
 from ...laws import Estimate
 from ...laws._power_law import Fit, fit
+from ...maximal_update._rules import layer_pattern_of
 from ...report import _document as doc
 from ...report._document import (
     FLAG,
@@ -195,10 +196,10 @@ class Check(Mapping[str, Verdict]):
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
         """The verdict on the worst block of each activation or kind of weight."""
-        by_name: dict[str, list[Verdict]] = {}
+        verdicts_of: dict[str, list[Verdict]] = {}
         for verdict in self.blocks(what, step):
-            by_name.setdefault(verdict.entry.name, []).append(verdict)
-        return tuple(worst(verdicts) for verdicts in by_name.values())
+            verdicts_of.setdefault(verdict.entry.name, []).append(verdict)
+        return tuple(worst(verdicts) for verdicts in verdicts_of.values())
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -282,8 +283,42 @@ class Check(Mapping[str, Verdict]):
 
     @property
     def kept(self) -> bool:
-        """Whether `advice` is empty; undecided verdicts do not count."""
-        return not self.advice
+        """Whether `broken` is empty; undecided verdicts do not count."""
+        return not self.broken
+
+    @property
+    def status(self) -> str:
+        """The status of the whole: FLAG if something is broken, "undecided" if it
+        depends on exponents that are undecided, or "ok".
+        """
+        if self.broken:
+            return FLAG
+        return UNDECIDED if self.undecided else OK
+
+    @property
+    def undecided(self) -> list[str]:
+        """The names of activations and updates whose exponents are undecided."""
+        names = [v.entry.name for v in self.verdicts if v.status == UNDECIDED]
+        for verdict in self.updates:
+            if verdict.status == UNDECIDED:
+                names.append(f"update of {verdict.entry.name}")
+        return names
+
+    @property
+    def is_mostly_undecided(self) -> bool:
+        """Whether more than half of the exponents that are judged are undecided."""
+        statuses = [v.status for v in (*self.verdicts, *self.updates)]
+        judged = [status for status in statuses if status != NOT_APPLICABLE]
+        return 2 * len(self.undecided) > len(judged)
+
+    @cached_property
+    def not_checked(self) -> list[str]:
+        """The parameters of a PyTorch module that the check leaves as they are, with *
+        for the number of a layer.
+        """
+        moved = {verdict.entry.name for verdict in self.updates}
+        names = (name for name in self.request.trainable if name not in moved)
+        return list(dict.fromkeys(map(layer_pattern_of, names)))
 
     @property
     def broken(self) -> list[str]:
@@ -347,6 +382,10 @@ class Check(Mapping[str, Verdict]):
             "by_step": by_step,
             "verdicts": {v.entry.name: v.verdict for v in self.verdicts},
             "statuses": statuses,
+            "status": self.status,
+            "undecided": self.undecided,
+            "is_mostly_undecided": self.is_mostly_undecided,
+            "not_checked": self.not_checked,
             "advice": self.advice,
             "limit": self._limit_objects(),
             "no_limit": self.no_limit,
@@ -449,16 +488,20 @@ def _conclusion(check: Check) -> doc.Item:
         sentences.append(
             f"use more draws, or {axis}s further apart, to decide the rest"
         )
-    if not check.kept:
-        status = FLAG
-    elif undecided:
-        status = UNDECIDED
-    else:
-        status = OK
+    if check.not_checked:
+        sentences.append(_not_checked_text(check))
     explanations = [f"{sentence[0].upper()}{sentence[1:]}." for sentence in sentences]
     return doc.Item(
-        status=status, name=check.name, text="; ".join(texts), more=explanations
+        status=check.status, name=check.name, text="; ".join(texts), more=explanations
     )
+
+
+def _not_checked_text(check: Check) -> str:
+    """Which parameters of a module take no step, and which option adds some."""
+    text = f"not checked: {', '.join(check.not_checked)}"
+    if not check.request.trains_vectors:
+        text += ". --vectors bias,gain adds biases and gains"
+    return text
 
 
 def _exponents_text(statuses: Sequence[str]) -> str:
@@ -467,7 +510,9 @@ def _exponents_text(statuses: Sequence[str]) -> str:
     flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
     if not flagged and not undecided:
         return f"all {len(judged)} exponents as expected"
-    text = f"{flagged or 'none'} of {len(judged)} exponents flagged"
+    if not flagged:
+        return f"{undecided} of {len(judged)} exponents undecided, none flagged"
+    text = f"{flagged} of {len(judged)} exponents flagged"
     return f"{text}, {undecided} undecided" if undecided else text
 
 
@@ -566,31 +611,11 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     parametrisation.
     """
     request = checks[0].request
-    at = np.array(request.at)
-    drawn: list[tuple[Any, dict[str, Any]]] = []  # axes and the lines in them
+    lines_of_axes: list[tuple[Any, dict[str, Any]]] = []
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
-        """Draw a line for each activation or kind of weight, in its worst block, and
-        return the lines by name.
-        """
-        lines: dict[str, Any] = {}
-        verdicts = check.verdicts if what == CHANGE else check.updates
-        # the logits of the batch have a line: those of the whole vocabulary would
-        # repeat it, and are in the table alone
-        entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
-        for k, entry in enumerate(entries):
-            colour = CYCLE[k % len(CYCLE)]
-            if what == CHANGE:
-                colour = COLOURS.get(entry.name, colour)
-            marker = MARKS[k % len(MARKS)]
-            line = _draw_sizes(axes, check, entry, colour, marker)
-            if line is not None:
-                lines[entry.name] = line.lines[0]
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(at, [_tick_text(n) for n in at])
-        axes.minorticks_off()
-        axes.set_title(f"{axes.get_title()}: {_found(verdicts, what, request.axis)}")
-        drawn.append((axes, lines))
+        """Draw one parametrisation; its lines have labels at their ends, no legend."""
+        lines_of_axes.append((axes, _draw_panel(axes, check, what)))
         return {}
 
     labels = (
@@ -606,12 +631,38 @@ def figure(checks: Sequence[Check], what: str) -> Any:
         share_x=True,
     )
     with styled():
-        for axes, lines in drawn:
+        for axes, lines in lines_of_axes:
             label_ends(axes, lines)
     return canvas
 
 
-def _found(verdicts: Sequence[Verdict], what: str, axis: str) -> str:
+def _draw_panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
+    """Draw a line for each activation or kind of weight, in its worst block; the lines
+    by name.
+    """
+    lines: dict[str, Any] = {}
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    # the logits of the batch have a line: those of the whole vocabulary would repeat
+    # it, and are in the table alone
+    entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
+    for k, entry in enumerate(entries):
+        colour = CYCLE[k % len(CYCLE)]
+        if what == CHANGE:
+            colour = COLOURS.get(entry.name, colour)
+        marker = MARKS[k % len(MARKS)]
+        line = _draw_sizes(axes, check, entry, colour, marker)
+        if line is not None:
+            lines[entry.name] = line.lines[0]
+    at = np.array(check.request.at)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(at, [_tick_text(n) for n in at])
+    axes.minorticks_off()
+    summary = _summary(verdicts, what, check.request.axis)
+    axes.set_title(f"{axes.get_title()}: {summary}")
+    return lines
+
+
+def _summary(verdicts: Sequence[Verdict], what: str, axis: str) -> str:
     """The finding in a few words, as "7 of 9 activations grow with width"."""
     noun = "activations" if what == CHANGE else "updates"
     flagged = _broken_text(verdicts, noun, axis)
@@ -683,6 +734,8 @@ class CoordCheck(ByParametrisation[Check]):
         texts = []
         for check in self.parts:
             conclusion = "nothing unexpected" if check.kept else "not as expected"
+            if check.undecided:
+                conclusion += f", {len(check.undecided)} undecided"
             texts.append(f"{check.name} {conclusion}")
         return "; ".join(texts)
 

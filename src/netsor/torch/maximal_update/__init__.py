@@ -17,6 +17,8 @@ import torch
 from ..._validate import ArgumentError, also_spelled, one_of, whole
 from ...maximal_update._derive import (
     DRAWS,
+    FEWEST_DRAWS,
+    TOO_FEW,
     WIDTHS,
     derive,
     validated_depths,
@@ -87,7 +89,7 @@ def parametrise(
         names or patterns, such as {"*.c_attn.weight": 3}. A value is the number of
         equal parts, or a function of the width that returns the sizes.
     draws : int
-        Initialisations at each width, at least 2.
+        Initialisations at each width, at least 3.
     seed : int
         The first seed of PyTorch; initialisation k has seed + k.
     progress : callable, optional
@@ -109,7 +111,7 @@ def parametrise(
     >>> Path("mup.py").write_text(rule.source(), "utf-8")  # doctest: +SKIP
     """
     sizes = validated_widths(widths)
-    whole(draws, "draws", least=2)
+    whole(draws, "draws", least=FEWEST_DRAWS, why=TOO_FEW)
     if not callable(build) or isinstance(build, torch.nn.Module):
         raise ArgumentError(
             "build", type(build).__name__, "a function of the width, not a module"

@@ -10,7 +10,7 @@ from typing import Any
 from ._measure import TorchSubject
 from ._optimisers import FAMILIES
 from ._real_training import Functions, Training, functions_of
-from ._rule_functions import functions_of_file
+from ._rule_functions import functions_of_file, functions_of_python
 
 
 class OfTorch:
@@ -34,6 +34,11 @@ class OfTorch:
     def functions_of_toml(path: Path, optimiser: str) -> Functions:
         """The functions of a rule for an optimiser, from its TOML file."""
         return functions_of_file(path, optimiser)
+
+    @staticmethod
+    def functions_of_python(path: Path, optimiser: str) -> Functions:
+        """The functions of a Python file of a rule for an optimiser."""
+        return functions_of_python(path, optimiser)
 
     @staticmethod
     def training(request: Any, functions: Functions | None) -> Training:
