@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
 _NAMES = {
-    "netsor._array_api": ("one_blas_thread",),
+    "netsor._array_api": ("one_blas_thread", "symmetric_root"),
     "netsor._familiar_names": (
         "FUNCTIONS as FAMILIAR_FUNCTIONS",
         "PROGRAMS as FAMILIAR_METHODS_OF_PROGRAMS",
@@ -117,12 +117,14 @@ _NAMES = {
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
     "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
+    "netsor.engine.lower._repeated_blocks": ("FIRST_BLOCKS", "LAST_BLOCKS"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
         "slopes",
     ),
-    "netsor.engine.lower._state": ("LoweredVector",),
+    "netsor.engine.lower._state": ("LoweredVector", "VectorsInUse"),
+    "netsor.engine.passes.chosen_experts": ("ChosenExperts",),
     "netsor.engine.passes": (
         "PIPELINE",
         "rewrite",
@@ -380,7 +382,6 @@ _NAMES = {
         "of_words",
     ),
     "netsor.models.measure._probed_program": ("ProbedProgram",),
-    "netsor.nn._embedding": ("symmetric_root",),
     "netsor.papers._significance": (
         "ABSENT",
         "AGREES",
@@ -487,6 +488,7 @@ _NAMES = {
     "netsor.report._mpl_style": (
         "label_ends",
         "new",
+        "rendered",
     ),
     "netsor.runtime._cancel": (
         "Cancelled",

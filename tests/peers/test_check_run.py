@@ -1200,3 +1200,112 @@ def test_every_hypothesis_runs(law):
         }
         is_clipping = mistake.name.startswith("clipped ")  # to 5, which nothing exceeds
         assert changed or is_clipping or mistake.name in inactive, mistake.name
+
+
+# Functions that compute something else
+
+
+class Attends(torch.nn.Module):
+    """A block with attention that is written out, residuals and rotation."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(WORDS, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.mix = torch.nn.Linear(16, 16, bias=False)
+        self.head = torch.nn.Linear(16, WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        angles = torch.arange(ids.shape[1])[:, None] / torch.arange(1, 17)
+        q = self.norm(x) * angles.cos() + self.norm(x).flip(-1) * angles.sin()
+        scores = (q @ q.transpose(1, 2) / 4).tril()
+        x = x + F.gelu(self.mix(scores.softmax(-1) @ x))
+        return self.head(x)
+
+
+def of_attention(mistake):
+    """The numbers of a healthy loop, and of one with a mistake, by its question."""
+    law = ns.torch.run_law(
+        Attends,
+        lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
+        IDS,
+        steps=0,
+        initialisations=24,
+        progress=False,
+    )
+    (found,) = [
+        each for each in possible_mistakes(law.loop) if each.question == mistake
+    ]
+    return run_of_loop(law.loop, 3), run_of_loop(found.loop, 3)
+
+
+def logits_of_attends(module, ids, *, scale=0.25, rotated=True, residual=True):
+    """The same block, written again."""
+    x = module.embed(ids)
+    angles = torch.arange(ids.shape[1])[:, None] / torch.arange(1, 17)
+    cos, sin = (angles.cos(), angles.sin()) if rotated else (1.0, 0.0)
+    normed = module.norm(x)
+    q = normed * cos + normed.flip(-1) * sin
+    weights = (q @ q.transpose(1, 2) * scale).tril().softmax(-1)
+    y = F.gelu(module.mix(weights @ x))
+    return module.head(x + y if residual else y)
+
+
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        ("is the scale of attention scores, 1/√d, missing?", {"scale": 1.0}),
+        ("is the scale of attention scores, 1/√d, applied twice?", {"scale": 1 / 16}),
+        (
+            "are positions missing, such as the rotation of queries and keys?",
+            {"rotated": False},
+        ),
+        (
+            "are residual connections missing: the connections are left out?",
+            {"residual": False},
+        ),
+    ],
+)
+def test_mistake_of_a_function_is_that_of_a_module_with_it(question, options):
+    healthy, wrong = of_attention(question)
+    torch.manual_seed(3)
+    module = Attends()
+    targets = IDS[:, 1:].flatten()
+    for numbers, changes in ((healthy, {}), (wrong, options)):
+        logits = logits_of_attends(module, IDS, **changes)[:, :-1].flatten(0, 1)
+        right = F.cross_entropy(logits, targets).item()
+        assert numbers["loss"][0] == pytest.approx(right, rel=1e-5)
+
+
+def test_double_softmax_and_smoothing_are_those_of_the_loss():
+    for question, change in (
+        (
+            "is a softmax applied before the cross-entropy, which has its own?",
+            lambda logits, targets: F.cross_entropy(logits.softmax(-1), targets),
+        ),
+        (
+            "are labels smoothed, by 0.1 for example?",
+            lambda logits, targets: F.cross_entropy(
+                logits, targets, label_smoothing=0.1
+            ),
+        ),
+    ):
+        _, wrong = of_attention(question)
+        torch.manual_seed(3)
+        logits = Attends()(IDS)[:, :-1].flatten(0, 1)
+        right = change(logits, IDS[:, 1:].flatten()).item()
+        assert wrong["loss"][0] == pytest.approx(right, rel=1e-5)
+
+
+def test_adam_without_bias_correction_takes_steps_of_its_averages(of_adam):
+    """The first one is (1 − β₁) g / (√(1 − β₂) |g| + ε), here 0.447 times the rate."""
+    (found,) = [
+        each
+        for each in possible_mistakes(of_adam.loop)
+        if each.name == "no bias correction"
+    ]
+    healthy, wrong = run_of_loop(of_adam.loop, 3), run_of_loop(found.loop, 3)
+    name = "update_norm/rest"  # which has no weight decay
+    factor = 0.1 / math.sqrt(0.05)
+    assert wrong[name][0] == pytest.approx(factor * healthy[name][0], rel=0.02)

@@ -61,7 +61,8 @@ LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 2  # runs with each mistake, of the seeds of healthy ones
+FEWER = 2  # runs with each mistake, of the seeds of healthy ones
+FEW = 4  # runs with the promising ones
 MOST_SCREENED = 32  # mistakes that are tried with a few runs
 MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
@@ -707,15 +708,15 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with one run up to the `first` finding, the better ones with a few
-        up to the step after it, and the best with more runs of all steps.
+        All are tried with two runs up to the `first` finding, the better ones with a
+        few up to the step after it, and the best with more runs of all steps.
         """
         mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        screened = self._ordered(mistakes, logged, runs=1, last=first)[:MOST_SCREENED]
+        screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
         likely = self._ordered([each for _, each in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
@@ -749,18 +750,22 @@ class RunLaw:
         return sorted(scored, key=lambda each: each[0])
 
     def _departures(self, logged: RunLog) -> Departures:
-        """How far the log is from the medians of healthy runs."""
+        """How far the log is from the medians of healthy runs.
+
+        Factors exist where the number and the median are positive.
+        """
         factors: dict[str, dict[int, float]] = {}
         differences: dict[str, dict[int, float]] = {}
         for name, steps in compared(logged, self.loop.steps).items():
             medians = np.median(self.values[name], axis=0)
-            finite = {k: x.value for k, x in steps.items() if np.isfinite(x.value)}
-            differences[name] = {k: x - float(medians[k]) for k, x in finite.items()}
-            factors[name] = {
-                k: x / float(medians[k])
-                for k, x in finite.items()
-                if medians[k] > 0 and x > 0
-            }
+            factors[name], differences[name] = {}, {}
+            for step, number in steps.items():
+                value, median = number.value, float(medians[step])
+                if not np.isfinite(value):
+                    continue
+                differences[name][step] = value - median
+                if median > 0 and value > 0:
+                    factors[name][step] = value / median
         return Departures(factors, differences)
 
     def _with_mistake(
@@ -793,20 +798,17 @@ class RunLaw:
     def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
-        Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        Most of the spread is that of the seeds, so the changes of few runs shift the
+        healthy law and widen it. Numbers that are the same in all of them are
+        constants.
         """
         shifted = {}
         for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0) & (runs > 1)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+            steps = few[name].shape[1]
+            columns = [
+                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+            ]
+            shifted[name] = np.stack(columns, axis=1)
         return shifted
 
     def _misfit(
@@ -814,49 +816,64 @@ class RunLaw:
     ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
-        It is that of Student's law with few degrees of freedom, whose correlations are
-        those of healthy runs: a seed that makes all gradients large counts once.
+        It is that of Student's law with few degrees of freedom ν, whose correlations C
+        are those of healthy runs: a seed that makes all gradients large counts once.
+        For N numbers z standard deviations off it is
+        (ν + N) log(1 + zᵀ C⁻¹ z / ν) + Σ log variance.
         """
-        keys, scores, scale = [], [], 0.0
+        keys, scores, log_variances = [], [], 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                score, variance = self._score(number, values[name][:, step])
+                score = self._score(number, values[name][:, step])
                 keys.append((name, step))
-                scores.append(score)
-                scale += float(np.log(variance))
+                scores.append(score.distance)
+                log_variances += math.log(score.variance)
         correlations = self._correlations(keys, shrunk)
         z = np.array(scores)
         square = float(z @ np.linalg.solve(correlations, z))
-        return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
+        likelihood_of_z = (DEGREES + len(z)) * math.log1p(square / DEGREES)
+        return likelihood_of_z + log_variances
 
-    def _score(self, number: Logged, x: Floats) -> tuple[float, float]:
-        """How far a logged number is from its values in runs, and their variance.
+    def _score(self, number: Logged, values: Floats) -> Score:
+        """How far a logged number is from its values in runs, (runs,).
 
-        The distance is in standard deviations; `x` are the values, (runs,).
+        Positive numbers are compared by their logarithms.
         """
         value, rounding = number
-        if (x > 0).all() and value > 0:
-            x, value, rounding = np.log(x), float(np.log(value)), rounding / value
-        variance = self.tolerance**2 + rounding**2 + float(x.var())
-        distance = (value - float(x.mean())) / math.sqrt(variance)
-        return max(-FARTHEST, min(distance, FARTHEST)), variance
+        if (values > 0).all() and value > 0:
+            rounding /= value
+            value = math.log(value)
+            values = np.log(values)
+        variance = self.tolerance**2 + rounding**2 + float(values.var())
+        distance = (value - float(values.mean())) / math.sqrt(variance)
+        return Score(max(-FARTHEST, min(distance, FARTHEST)), variance)
 
     def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
 
-        Runs show them with errors, so a share of them is left out.
+        `keys` are their names and steps. Runs show correlations with errors, so the
+        share `shrunk` of them is left out.
         """
-        x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
-        x = x - x.mean(axis=1, keepdims=True)
-        sizes = np.linalg.norm(x, axis=1, keepdims=True)
-        x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
-        correlations: Floats = (1 - shrunk) * (x @ x.T)
+        columns = [on_its_scale(self.values[name][:, step]) for name, step in keys]
+        numbers = np.stack(columns)  # (numbers, runs)
+        deviations = numbers - numbers.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(deviations, axis=1, keepdims=True)
+        directions = np.zeros_like(deviations)
+        np.divide(deviations, norms, out=directions, where=norms > 0)
+        correlations: Floats = (1 - shrunk) * (directions @ directions.T)
         np.fill_diagonal(correlations, 1.0)
         return correlations
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
         return not self._findings(values, logged)
+
+
+class Score(NamedTuple):
+    """How far a number is from those of runs."""
+
+    distance: float  # in standard deviations, at most FARTHEST
+    variance: float
 
 
 class Predicted(NamedTuple):
@@ -875,6 +892,18 @@ def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats
 def on_its_scale(values: Floats) -> Floats:
     """The logarithms of numbers that are all positive; others as they are."""
     return np.log(values) if (values > 0).all() else values
+
+
+def _moved(healthy: Floats, few: Floats) -> Floats:
+    """Healthy numbers that move and spread as `few` of the same seeds did."""
+    if (few == few[0]).all():
+        return np.full_like(healthy, few[0])
+    is_log = bool((healthy > 0).all() and (few > 0).all())
+    x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
+    changes = y - x[: len(y)]
+    signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
+    moved: Floats = x + changes.mean() + signs * changes.std(ddof=1)
+    return np.exp(moved) if is_log else moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:

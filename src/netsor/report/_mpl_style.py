@@ -189,17 +189,27 @@ def _moved_apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
     return moved
 
 
+# With these settings a layout of None stands for no layout engine.
+NO_LAYOUT = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+
+
 def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # the layout is done
+    import matplotlib as mpl  # `styled` has loaded it
+
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
     dates: dict[str, dict[str, None]] = {
         "pdf": {"CreationDate": None},
         "svg": {"Date": None},
     }
     files = []
-    for kind in kinds:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
-        files.append(buffer.getvalue())
+    with mpl.rc_context(NO_LAYOUT):  # type: ignore[arg-type]
+        # the layout is done; with an engine, every file would draw the figure twice
+        figure.set_layout_engine(None)
+        for kind in kinds:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
+            files.append(buffer.getvalue())
     return files

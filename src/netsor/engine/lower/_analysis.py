@@ -231,11 +231,19 @@ class ProgramAnalysis:
             if group.width < math.inf and self._prefers_coordinates(group)
         )
 
-    def _prefers_coordinates(self, group: FrameBatch) -> bool:
+    def choice_needs_all_sources(self, group: FrameBatch) -> bool:
+        """Whether more sources could change if a group is in `coordinates_cheaper`."""
+        if group.width == math.inf or self.prices.place == _cost_model.CPU.place:
+            return False
+        chosen = group in self.coordinates_cheaper
+        return chosen != self._prefers_coordinates(group, full_frame=True)
+
+    def _prefers_coordinates(self, group: FrameBatch, full_frame: bool = False) -> bool:
         """Whether normals for all coordinates cost less than the χ they replace.
 
         In a Bartlett frame of width m, source k of a cluster has min(k, m) normals and
-        a χ; in the standard basis it has m normals.
+        a χ; in the standard basis it has m normals. With `full_frame`, as if there were
+        a source for each direction.
         """
         prices = self.prices
         sources, most_vectors = 0, 0
@@ -248,7 +256,9 @@ class ProgramAnalysis:
         if most_vectors < _cost_model.FEWEST:
             return False
         # a full frame has no more χ: later sources have every coordinate in any frame
-        norms = min(sources, int(group.width))
+        norms = int(group.width)
+        if not full_frame:
+            norms = min(sources, norms)
         more_normals = norms * group.width - norms * (norms - 1) / 2
         price_of_normal = prices.normal + most_vectors * prices.product
         return more_normals * price_of_normal < norms * prices.chi

@@ -29,7 +29,14 @@ class _Coordinate(NamedTuple):
     coefficients: Register  # (vectors, Gaussian variables)
 
 
-def results(state: State) -> tuple[Register, Register]:
+class Output(NamedTuple):
+    """An output of a program before and after its passes."""
+
+    original: Value
+    lowered: Value
+
+
+def results(state: State, outputs: Sequence[Output]) -> tuple[Register, Register]:
     """The mean and the coefficients of all outputs: mean + coefficients · N(0, I).
 
     They are arrays (entries,) and (entries, variables), of all coordinates asked for.
@@ -42,9 +49,7 @@ def results(state: State) -> tuple[Register, Register]:
     analysis = state.analysis
     means: list[Register] = []
     columns: list[Register] = []
-    for original, output in zip(
-        analysis.original_outputs, analysis.outputs, strict=True
-    ):
+    for original, output in outputs:
         # a scalar has the law of one coordinate, whichever are asked for
         count = 1
         if isinstance(original, Vector):
