@@ -25,6 +25,7 @@ MOST = 2**20  # entries of a parameter that are tested for their shape
 FEWEST = 64  # entries whose shape is tested
 FEWEST_LINES = 16  # entries of a row or column whose standard deviation is tested
 PREFIX = 4096  # entries of a parameter that are compared with those of others
+FEWEST_PRODUCTS = 64**2  # of the numbers of entries of two parameters
 # for errors; of the last an upper bound
 KURTOSIS = {"normal": 3.0, "uniform": 1.8, "truncated normal": 3.0}
 # numbers of equal parts of an axis that are compared with each other: shards, heads
@@ -609,23 +610,23 @@ def correlation_tests(
     `starts` are the first entries of each, `PREFIX` of them at most. There is one test
     for each parameter, of all its pairs with earlier ones.
     """
-    names = [
-        name
-        for name in starts
-        if name in expected and expected[name].law in INDEPENDENT
-    ]
+    names = []
+    for name in starts:
+        if name in expected and expected[name].law in INDEPENDENT:
+            names.append(name)
     if len(names) < 2:
         return
+    # entries of each parameter in units of their size, (parameters, PREFIX)
     rows = np.zeros((len(names), PREFIX))
-    counts = np.zeros(len(names))
+    counts = np.array([float(starts[name].size) for name in names])
     for k, name in enumerate(names):
-        x = starts[name] - expected[name].mean
-        rows[k, : x.size] = x / max(math.sqrt(float(np.mean(x**2))), 1e-300)
-        counts[k] = x.size
+        deviations = starts[name] - expected[name].mean
+        rows[k, : deviations.size] = deviations / _rms(deviations)
     products = rows @ rows.T
+    # of n independent pairs of entries the sum of products has variance n
     z = products / np.sqrt(np.minimum.outer(counts, counts))
     # too few entries for a normal law of the product
-    z[counts[:, None] * counts < 64 * 64] = 0.0
+    z[np.outer(counts, counts) < FEWEST_PRODUCTS] = 0.0
     for k in range(1, len(names)):
         other = int(np.argmax(np.abs(z[k, :k])))
         r = float(products[k, other] / min(counts[k], counts[other]))
@@ -690,19 +691,31 @@ def _summaries(x: Floats) -> dict[str, float]:
         "largest": math.log(float(np.abs(x).max()) + 1e-300),
     }
     lines = x.reshape(len(x), -1) if x.ndim else x.reshape(1, 1)
-    for count in NUMBERS_OF_PARTS:
-        if len(lines) % count == 0 and x.size // count >= FEWEST_LINES:
-            for k, part in enumerate(lines.reshape(count, -1)):
-                summaries[f"part {k + 1} of {count}"] = math.log(_rms(part) / size)
-            break
+    summaries |= _sizes_of_parts(lines, size)
     if min(lines.shape) >= 2:
         if lines.shape[0] > lines.shape[1]:
             lines = lines.T
         rows = lines[:LARGEST_GRAM, :LONGEST_ROWS]
-        gram = rows @ rows.T / (rows.shape[1] * size**2)
-        off_diagonal = gram - np.diag(np.diag(gram))
+        cosines = rows @ rows.T / (rows.shape[1] * size**2)
+        off_diagonal = cosines - np.diag(np.diag(cosines))
         summaries["independence"] = math.sqrt(float(np.mean(off_diagonal**2)))
     return summaries
+
+
+def _sizes_of_parts(lines: Floats, size: float) -> dict[str, float]:
+    """Logarithms of the sizes of equal parts of the first axis, over that of all.
+
+    The number of parts is the first of NUMBERS_OF_PARTS that divides the axis into
+    parts with enough entries; without one there are none.
+    """
+    for count in NUMBERS_OF_PARTS:
+        if len(lines) % count == 0 and lines.size // count >= FEWEST_LINES:
+            parts = lines.reshape(count, -1)
+            return {
+                f"part {k} of {count}": math.log(_rms(part) / size)
+                for k, part in enumerate(parts, start=1)
+            }
+    return {}
 
 
 def _rms(x: Floats) -> float:

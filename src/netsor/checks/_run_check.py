@@ -750,18 +750,22 @@ class RunLaw:
         return sorted(scored, key=lambda each: each[0])
 
     def _departures(self, logged: RunLog) -> Departures:
-        """How far the log is from the medians of healthy runs."""
+        """How far the log is from the medians of healthy runs.
+
+        Factors exist where the number and the median are positive.
+        """
         factors: dict[str, dict[int, float]] = {}
         differences: dict[str, dict[int, float]] = {}
         for name, steps in compared(logged, self.loop.steps).items():
             medians = np.median(self.values[name], axis=0)
-            finite = {k: x.value for k, x in steps.items() if np.isfinite(x.value)}
-            differences[name] = {k: x - float(medians[k]) for k, x in finite.items()}
-            factors[name] = {
-                k: x / float(medians[k])
-                for k, x in finite.items()
-                if medians[k] > 0 and x > 0
-            }
+            factors[name], differences[name] = {}, {}
+            for step, number in steps.items():
+                value, median = number.value, float(medians[step])
+                if not np.isfinite(value):
+                    continue
+                differences[name][step] = value - median
+                if median > 0 and value > 0:
+                    factors[name][step] = value / median
         return Departures(factors, differences)
 
     def _with_mistake(
@@ -812,49 +816,64 @@ class RunLaw:
     ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
-        It is that of Student's law with few degrees of freedom, whose correlations are
-        those of healthy runs: a seed that makes all gradients large counts once.
+        It is that of Student's law with few degrees of freedom ν, whose correlations C
+        are those of healthy runs: a seed that makes all gradients large counts once.
+        For N numbers z standard deviations off it is
+        (ν + N) log(1 + zᵀ C⁻¹ z / ν) + Σ log variance.
         """
-        keys, scores, scale = [], [], 0.0
+        keys, scores, log_variances = [], [], 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                score, variance = self._score(number, values[name][:, step])
+                score = self._score(number, values[name][:, step])
                 keys.append((name, step))
-                scores.append(score)
-                scale += float(np.log(variance))
+                scores.append(score.distance)
+                log_variances += math.log(score.variance)
         correlations = self._correlations(keys, shrunk)
         z = np.array(scores)
         square = float(z @ np.linalg.solve(correlations, z))
-        return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
+        likelihood_of_z = (DEGREES + len(z)) * math.log1p(square / DEGREES)
+        return likelihood_of_z + log_variances
 
-    def _score(self, number: Logged, x: Floats) -> tuple[float, float]:
-        """How far a logged number is from its values in runs, and their variance.
+    def _score(self, number: Logged, values: Floats) -> Score:
+        """How far a logged number is from its values in runs, (runs,).
 
-        The distance is in standard deviations; `x` are the values, (runs,).
+        Positive numbers are compared by their logarithms.
         """
         value, rounding = number
-        if (x > 0).all() and value > 0:
-            x, value, rounding = np.log(x), float(np.log(value)), rounding / value
-        variance = self.tolerance**2 + rounding**2 + float(x.var())
-        distance = (value - float(x.mean())) / math.sqrt(variance)
-        return max(-FARTHEST, min(distance, FARTHEST)), variance
+        if (values > 0).all() and value > 0:
+            rounding /= value
+            value = math.log(value)
+            values = np.log(values)
+        variance = self.tolerance**2 + rounding**2 + float(values.var())
+        distance = (value - float(values.mean())) / math.sqrt(variance)
+        return Score(max(-FARTHEST, min(distance, FARTHEST)), variance)
 
     def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
 
-        Runs show them with errors, so a share of them is left out.
+        `keys` are their names and steps. Runs show correlations with errors, so the
+        share `shrunk` of them is left out.
         """
-        x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
-        x = x - x.mean(axis=1, keepdims=True)
-        sizes = np.linalg.norm(x, axis=1, keepdims=True)
-        x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
-        correlations: Floats = (1 - shrunk) * (x @ x.T)
+        columns = [on_its_scale(self.values[name][:, step]) for name, step in keys]
+        numbers = np.stack(columns)  # (numbers, runs)
+        deviations = numbers - numbers.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(deviations, axis=1, keepdims=True)
+        directions = np.zeros_like(deviations)
+        np.divide(deviations, norms, out=directions, where=norms > 0)
+        correlations: Floats = (1 - shrunk) * (directions @ directions.T)
         np.fill_diagonal(correlations, 1.0)
         return correlations
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
         return not self._findings(values, logged)
+
+
+class Score(NamedTuple):
+    """How far a number is from those of runs."""
+
+    distance: float  # in standard deviations, at most FARTHEST
+    variance: float
 
 
 class Predicted(NamedTuple):
@@ -883,7 +902,7 @@ def _moved(healthy: Floats, few: Floats) -> Floats:
     x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
     changes = y - x[: len(y)]
     signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
-    moved = x + changes.mean() + signs * changes.std(ddof=1)
+    moved: Floats = x + changes.mean() + signs * changes.std(ddof=1)
     return np.exp(moved) if is_log else moved
 
 
