@@ -123,7 +123,7 @@ _NAMES = {
         "SignFactor",
         "slopes",
     ),
-    "netsor.engine.lower._state": ("LoweredVector",),
+    "netsor.engine.lower._state": ("LoweredVector", "VectorsInUse"),
     "netsor.engine.passes.chosen_experts": ("ChosenExperts",),
     "netsor.engine.passes": (
         "PIPELINE",
