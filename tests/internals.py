@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
 _NAMES = {
-    "netsor._array_api": ("one_blas_thread",),
+    "netsor._array_api": ("one_blas_thread", "symmetric_root"),
     "netsor._familiar_names": (
         "FUNCTIONS as FAMILIAR_FUNCTIONS",
         "PROGRAMS as FAMILIAR_METHODS_OF_PROGRAMS",
@@ -123,7 +123,8 @@ _NAMES = {
         "SignFactor",
         "slopes",
     ),
-    "netsor.engine.lower._state": ("LoweredVector",),
+    "netsor.engine.lower._state": ("LoweredVector", "VectorsInUse"),
+    "netsor.engine.passes.chosen_experts": ("ChosenExperts",),
     "netsor.engine.passes": (
         "PIPELINE",
         "rewrite",
@@ -381,7 +382,6 @@ _NAMES = {
         "of_words",
     ),
     "netsor.models.measure._probed_program": ("ProbedProgram",),
-    "netsor.nn._embedding": ("symmetric_root",),
     "netsor.papers._significance": (
         "ABSENT",
         "AGREES",

@@ -175,7 +175,7 @@ def test_every_shortcut_is_left_out_somewhere():
 
     Stacked and drawn matrices, which are for finite widths: in test_gradients and
     test_cost; repeated blocks: in test_repeated_blocks; products of ReLU vectors: in
-    test_positive.
+    test_positive; chosen experts: in test_chosen_experts.
     """
     assert {
         *COUNTS,
@@ -186,6 +186,7 @@ def test_every_shortcut_is_left_out_somewhere():
         "drawn",
         "turn",
         "positive",
+        "chosen",
     } == set(SHORTCUTS)
 
 

@@ -103,6 +103,13 @@ def test_erfinv_of_uniform_numbers_is_a_truncated_normal():
     assert law.arguments == pytest.approx((0.0, 1.0, -1.0, 2.0))
 
 
+def test_clamps_with_one_bound_are_clamps():
+    law = transformed("exp", UNIFORM)
+    assert transformed("clamp_min", law, 0.7) == transformed("clamp", law, 0.7)
+    assert transformed("clamp_max", law, 1.2) == transformed("clamp", law, None, 1.2)
+    assert transformed("clamp_min", UNIFORM, -9.0) is UNIFORM
+
+
 def test_uniform_vector_at_infinite_width_has_the_closed_form_variance():
     n = ns.Width("n")
     uniform = Distribution("uniform", (0.0, math.sqrt(3.0)))  # between −3 and 3

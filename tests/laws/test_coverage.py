@@ -62,7 +62,6 @@ CUSPS = "a cusp", "a tip"
     ("name", "draws"),
     keep(
         list(itertools.product(HARD_FOR_KERNELS, (100, 300))),
-        ("an edge, near", 100),
         ("a jump to the mode", 100),
         ("a cusp", 300),
     ),

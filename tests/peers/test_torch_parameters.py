@@ -340,6 +340,18 @@ def test_standard_deviations_are_those_of_the_code():
         )
 
 
+def test_step_sizes_with_a_least_one_need_few_initialisations():
+    def change(a, b):  # Kimi Linear's biases
+        a.uniform_(math.log(1e-3), math.log(1e-1))
+        steps = a.exp().clamp_min(1e-4)
+        a.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+    laws = ns.torch.parameters(lambda: Pair(change))
+    assert laws.samples == 8
+    assert laws["a.weight"].std_error == 0
+    assert laws["a.weight"].entries is not None
+
+
 def _from_numpy(a, b):
     # its storage is free again, and the next tensor may have the same address
     torch.randn(8, 8)

@@ -244,22 +244,27 @@ def transformed(function: str, *arguments: Any) -> Distribution | None:
 
     Shifts and multiples of a basic law are basic laws where they can be.
     """
-    function, arguments = _as_sum_or_product(function, arguments)
+    function, arguments = _in_canonical_form(function, arguments)
     if function not in FUNCTIONS:
         return None
     return _basic_law(function, arguments) or Distribution(function, arguments)
 
 
-def _as_sum_or_product(
+def _in_canonical_form(
     function: str, arguments: tuple[Any, ...]
 ) -> tuple[str, tuple[Any, ...]]:
-    """Differences, negatives and quotients by numbers as sums and products.
+    """A function and its arguments by fewer names.
 
-    For example, sub(x, 2) becomes add(x, −2). In sums and products a law comes first,
-    and a number second; other functions stay as they are.
+    Differences, negatives and quotients by numbers become sums and products: sub(x, 2)
+    becomes add(x, −2). In these a law comes first, and a number second. Clamps with one
+    bound become clamps. Other functions stay as they are.
     """
     if function == "neg":
         return "mul", (arguments[0], -1.0)
+    if function == "clamp_min":
+        return "clamp", arguments
+    if function == "clamp_max":
+        return "clamp", (arguments[0], None, arguments[1])
     if function in ("sub", "rsub"):
         x, y = arguments if function == "sub" else arguments[::-1]
         if isinstance(y, Distribution):
@@ -279,7 +284,7 @@ def _as_sum_or_product(
 def _basic_law(function: str, arguments: tuple[Any, ...]) -> Distribution | None:
     """The law of a function as a basic law; None if it is not one.
 
-    Sums and products are as `_as_sum_or_product` returns them.
+    The function is as `_in_canonical_form` returns it.
     """
     x, *others = arguments
     if not isinstance(x, Distribution):

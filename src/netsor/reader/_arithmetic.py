@@ -31,7 +31,7 @@ from ._axes import (
     settled,
 )
 from ._interleaved import ZERO, Interleaved
-from ._layout import Expand, Index, Permute, Reshape
+from ._layout import Expand, Permute, Reshape
 from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 
 # numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴)
@@ -895,22 +895,19 @@ def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
-    """The product with a parameter of three axes: one matrix for each entry of a batch.
+    """The product with a parameter of three axes, one matrix for each entry of a batch.
 
-    So blocks of coordinates have their own matrices.
+    Vectors without a batch meet every matrix, as in experts; otherwise blocks of
+    coordinates have their own matrices.
     """
     x = call.vectors(x)
+    is_each = len(x.shape) == 3 and x.shape[0] == matrices.shape[0]
     refuse_if(
-        len(x.shape) != 3 or x.shape[0] != matrices.shape[0] or not x.last,
+        not x.last or not (is_each or len(x.shape) == 2),
         "a parameter of three axes multiplies from the right, one matrix for each entry"
         " of a batch",
     )
-    products = []
-    for number in range(x.shape[0]):
-        matrix = transposed(matrices.viewed(Index(0, number)))
-        product = call.vectors(linear(call, x.pick(0, number), matrix))
-        products.append(product.plain[None])
-    return Vectors.of(ns.join(products))
+    return call.draws.products(transposed(matrices), x.plain, each=is_each)
 
 
 def solve_unit_lower(call: Call, system: Tensor, right: Tensor) -> Vectors:

@@ -361,7 +361,10 @@ def _mean_squares(matrices: list[Floats], axis: int) -> Floats:
 
 def _kurtosis(matrices: list[Floats], mean_square: float) -> float:
     """E x⁴/(E x²)² of all entries."""
-    return float(np.mean([(w**4).mean() for w in matrices])) / mean_square**2
+    # w**4 would take forty times as long as two squares
+    squares = [np.square(w) for w in matrices]
+    fourth_moment = float(np.mean([np.square(square).mean() for square in squares]))
+    return fourth_moment / mean_square**2
 
 
 def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | None:

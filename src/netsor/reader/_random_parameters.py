@@ -8,7 +8,7 @@ orientation the module uses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -43,7 +43,7 @@ from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._interleaved import ZERO, Interleaved
 from ._laws import Parameter
-from ._layout import Layout, Permute
+from ._layout import Index, Layout, Permute
 
 # columns of a matrix that are drawn one by one, at most, where it acts on given numbers
 MAX_COLUMNS = 64
@@ -350,11 +350,62 @@ class Draws:
         """
         if w.name in self.ids:
             return self._product_of_table(w, x)
-        law = self._law_for(w.name, "a matrix")
         if given is not None and w.name in self.of_given_numbers:
+            self._law_for(w.name, "a matrix")
             return self._sum_of_columns(w, given)
-        refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
         out, into = w.shape[0], math.prod(w.shape[1:])
+        law = self._law_of_matrix(w, into)
+        std = law.std * math.sqrt(into)
+        if w.name == self.head:
+            transposed = w.viewed(Permute((1, 0)))
+            if self._is_whole(w) or self._is_whole(transposed):
+                return Scalars(
+                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
+                )
+        return Vectors.of(self._matrix(w, out, into, std) @ x)
+
+    def products(self, w: Random, x: Vector, *, each: bool) -> Vectors:
+        """W_b x for a parameter W of shape (batch, out, in), or W_b x[b] with `each`.
+
+        The matrices are one batch, unless some of them acted alone before.
+        """
+        batch, out, into = w.shape
+        law = self._law_of_matrix(w, into)
+        std = law.std * math.sqrt(into)
+        slices = [w.viewed(Index(0, number)) for number in range(batch)]
+        drawn = self._matrices.setdefault(w.name, {})
+        if drawn.keys().isdisjoint(map(Part.of, slices)):
+            self._draw_batch(slices, out, into, std)
+        matrices = [self._matrix(part, out, into, std) for part in slices]
+        first = matrices[0]
+        if all(matrix.source is first.source for matrix in matrices):
+            members = np.array([matrix.members for matrix in matrices])
+            whole = replace(first, members=members)
+            return Vectors.of(whole.each(x) if each else whole @ x)
+        products = [
+            matrix @ (x[number] if each else x)
+            for number, matrix in enumerate(matrices)
+        ]
+        return Vectors.of(join([product[None] for product in products]))
+
+    def _draw_batch(
+        self, slices: Sequence[Random], out: int, into: int, std: float
+    ) -> None:
+        """Draw parts of a parameter, of which none acted before, as one batch."""
+        name = self.names.get(slices[0].name, slices[0].name)
+        whole = weight(out, into, len(slices), std, name=name)
+        drawn = self._matrices[slices[0].name]
+        new: dict[Part, DrawnMatrix] = {}
+        for number, part in enumerate(slices):
+            self._refuse_overlap(part)
+            as_part = not _is_turned(part)
+            new[Part.of(part)] = DrawnMatrix(whole[number], as_part)
+        drawn.update(new)
+
+    def _law_of_matrix(self, w: Random, into: int) -> Parameter:
+        """The law of a parameter that is used as a matrix with so many columns."""
+        law = self._law_for(w.name, "a matrix")
+        refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
         self._stand_in(law, into)
         refuse_if(
             law.zero_rows,
@@ -365,31 +416,32 @@ class Draws:
             not all(w.layout.strides),
             f"the matrix {w.name} repeats its rows or columns",
         )
-        std = law.std * math.sqrt(into)
-        if w.name == self.head:
-            transposed = w.viewed(Permute((1, 0)))
-            if self._is_whole(w) or self._is_whole(transposed):
-                return Scalars(
-                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
-                )
-        return Vectors.of(self._matrix(w, out, into, std) @ x)
+        return law
 
     def _matrix(self, w: Random, out: int, into: int, std: float) -> Any:
         """The matrix of a parameter, or of a part of it, drawn when first used."""
         part = Part.of(w)
         as_part = not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})
-        refuse_if(
-            any(part != other and part.overlaps(other) for other in drawn),
-            f"parts of {w.name} that overlap act as different matrices",
-        )
         if part not in drawn:
+            self._refuse_overlap(w)
             name = self.names.get(w.name, w.name)
             drawn[part] = DrawnMatrix(weight(out, into, std=std, name=name), as_part)
         matrix = _used_as(w, drawn[part].weight)
         if drawn[part].as_part != as_part:
             return matrix.T
         return matrix
+
+    def _refuse_overlap(self, w: Random) -> None:
+        """Reject a part that has entries in common with one that acted before."""
+        part = Part.of(w)
+        refuse_if(
+            any(
+                part != other and part.overlaps(other)
+                for other in self._matrices[w.name]
+            ),
+            f"parts of {w.name} that overlap act as different matrices",
+        )
 
     def acts_row_by_row(self, w: Random) -> bool:
         """Whether a matrix is read as the vectors that its rows are.

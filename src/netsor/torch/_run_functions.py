@@ -163,53 +163,50 @@ def scaled_attention(power: float) -> Callable[[], Replaced]:
 
 
 def without_residuals(which: int | None) -> Callable[[], Replaced]:
-    """A context in which sums of two streams are the later term only.
+    """A context in which sums of the stream and a term are the term only.
 
-    `which`: every second of these sums, from 0 or 1 on; None: all of them.
+    The stream is what embeddings return, and such sums. `which`: every second of these
+    sums, from 0 or 1 on; None: all of them.
     """
 
     def make() -> Replaced:
-        ages: dict[int, int] = {}  # when a tensor came into being
-        kept: list[Any] = []  # tensors, so that their ids stay theirs
+        stream: dict[int, Any] = {}  # tensors by their ids, which so stay theirs
         count = 0
 
-        def age(x: Any) -> int:
-            if id(x) not in ages:
-                ages[id(x)] = len(ages)
-                kept.append(x)
-            return ages[id(x)]
+        def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = func(*args, **kwargs)
+            stream[id(result)] = result
+            return result
+
+        def same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = func(*args, **kwargs)
+            if args and id(args[0]) in stream:
+                stream[id(result)] = result
+            return result
 
         def add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal count
-            if not _are_streams(args):
+            terms = [x for x in args[:2] if id(x) not in stream]
+            if len(terms) == len(args[:2]):
                 return func(*args, **kwargs)
-            later = max(args[:2], key=age)
-            count += 1
-            is_whole = which is not None and (count - 1) % 2 != which
-            result = func(*args, **kwargs) if is_whole else later + 0.0
-            age(result)
+            is_residual = len(terms) == 1 and _is_of_shape(terms[0], args[:2])
+            is_left_out = is_residual and which in (None, count % 2)
+            count += is_residual
+            result = terms[0] + 0.0 if is_left_out else func(*args, **kwargs)
+            stream[id(result)] = result
             return result
 
-        def noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            result = func(*args, **kwargs)
-            age(result)
-            return result
-
-        others = dict.fromkeys(("embedding", "linear", "dropout"), noted)
-        return Replaced({**others, **dict.fromkeys(SUMS, add)})
+        kept = dict.fromkeys(("dropout", "layer_norm", "rms_norm"), same)
+        return Replaced({**kept, **dict.fromkeys(SUMS, add), "embedding": embedding})
 
     return make
 
 
-def _are_streams(args: tuple[Any, ...]) -> bool:
-    """Whether the first two arguments are vectors of tokens of one shape."""
-    pair = args[:2]
-    if len(pair) < 2 or not all(isinstance(x, torch.Tensor) for x in pair):
+def _is_of_shape(term: Any, both: tuple[Any, ...]) -> bool:
+    """Whether a term is a tensor of both shapes, with axes of texts and tokens."""
+    if not isinstance(term, torch.Tensor) or term.ndim < 3:
         return False
-    x, y = pair
-    return bool(
-        x.ndim > 2 and x.shape == y.shape and x.requires_grad and y.requires_grad
-    )
+    return all(isinstance(x, torch.Tensor) and x.shape == term.shape for x in both)
 
 
 def not_rotated() -> Replaced:

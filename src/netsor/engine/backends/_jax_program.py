@@ -457,7 +457,7 @@ def _normals_of_draws(
     Those of a step `chi` are the ones that its recipe needs. The small draws of a piece
     share one call of the generator, which is made here.
     """
-    key = dict(zip(piece.draws, inputs.keys, strict=True))
+    key_of_step = dict(zip(piece.draws, inputs.keys, strict=True))
     replica_numbers = inputs.first_replica + jnp.arange(replicas, dtype=jnp.uint32)
     shape = {step: step.out.shape for step in piece.draws}
     for step, recipe in piece.chi.items():
@@ -469,7 +469,7 @@ def _normals_of_draws(
         keys = []
         numbers = []
         for step, count in pairs.items():
-            keys.append(jnp.broadcast_to(key[step], (count, 2)))
+            keys.append(jnp.broadcast_to(key_of_step[step], (count, 2)))
             numbers.append(np.arange(count, dtype=np.uint32))
         first_normals, second_normals = normal_pairs(
             jnp.concat(keys),

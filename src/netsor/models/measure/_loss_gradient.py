@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..._array_api import Array, array_namespace, eigenvectors
+from ..._array_api import Array, array_namespace, eigenvectors, symmetric_root
 from ...engine import ExactError
 from ...functions.derivatives import base
 from ...language import (
@@ -46,7 +46,7 @@ from ...language.theorem._check_function import declares
 from ...language.values._graph import topological_order
 from ...language.values._scalar import MATMUL, constant
 from ...language.values._vector import mix
-from ...nn._embedding import root, symmetric_root
+from ...nn._embedding import root
 from ...programs._program import Program
 from .._build import ACTIVATIONS, Inputs, Trace, n, normed, sigma_of, trace
 from .._description import Description
