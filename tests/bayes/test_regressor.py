@@ -444,7 +444,6 @@ def weighted(cov, y, noise):
     keep(
         [(w, h, s) for w in (ns.inf, 1, 4) for h in (1, 2) for s in (0.1, 0.3, 1.0)],
         (ns.inf, 2, 0.3),
-        (4, 1, 0.3),
     ),
 )
 def test_predictions_by_importance_sampling(width, heads, noise):

@@ -702,6 +702,19 @@ def test_whole_numbers_are_rounded_as_the_others_of_their_column(column, roundin
     assert [x.rounding for x in log.numbers["loss"].values()] == roundings
 
 
+def test_learning_rates_have_two_digits_or_more(of_adam):
+    """0.001 does not stand for 0.0005 to 0.0015; a rate that is off is found."""
+    rates = read_log([{"lr": 0.001}, {"lr": "6.0e-05"}, {"lr": 0.0}], ["lr"])
+    assert [x.rounding for x in rates.numbers["lr"].values()] == pytest.approx(
+        [0.05 * 0.001, 5e-7, 0]
+    )
+    right = {"lr": of_adam.values["lr"][0].copy()}
+    log = {"step": range(3), "lr": [0.001, *right["lr"][1:]]}
+    assert of_adam.check(log).ok
+    log["lr"][0] = 0.002
+    assert not of_adam.check(log, hypotheses=False).ok
+
+
 @pytest.mark.parametrize(
     ("log", "message"),
     [
@@ -936,7 +949,7 @@ def test_run_of_the_trainer_is_checked(tmp_path, capsys):
         recorder.check_when_complete(build, adamw, **options)
         trainer.add_callback(recorder.trainer_callback())
         trainer.train()
-        # five norms and losses and the update norms of two groups, at two steps
+        # loss, rate, four norms and the updates of two groups, at two steps
         assert "ok: 16 numbers as expected" in capsys.readouterr().out
         (events,) = {file.parent for file in tmp_path.rglob(f"{first}/**/*tfevents*")}
         logs = [read_log(log, ["loss", "grad_norm"]) for log in (folder, events)]
