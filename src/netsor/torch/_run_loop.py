@@ -295,13 +295,17 @@ def _evaluated(loop: Loop, step: int, module: Any) -> Any:
 
 
 def _updated(loop: Loop, step: int, setup: Setup) -> Any:
-    """Update the parameters and the learning rates; the first group's rate before."""
-    if loop.schedule == "before" and step == 0:
+    """Update the parameters and the learning rates; the first group's rate before.
+
+    A schedule that begins late, or whose first rate is repeated, waits one step; a late
+    one has rate 0 until then.
+    """
+    is_first = step == 0
+    if loop.schedule == "before" and is_first:
         setup.step_schedules()
-    waits = loop.schedule in ("late", "repeated") and step == 0
     rates = [group["lr"] for group in setup.param_groups]
     factor = loop.rate_factors[step] if step < len(loop.rate_factors) else 1.0
-    if loop.schedule == "late" and step == 0:
+    if loop.schedule == "late" and is_first:
         factor = 0.0
     if factor != 1:
         setup.set_rates([factor * rate for rate in rates])
@@ -310,6 +314,7 @@ def _updated(loop: Loop, step: int, setup: Setup) -> Any:
         setup.step()
     if factor != 1:
         setup.set_rates(rates)
+    waits = loop.schedule in ("late", "repeated") and is_first
     if not waits and loop.schedule != "off":
         for _ in range(loop.schedule_steps):
             setup.step_schedules()
@@ -335,8 +340,10 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
         if loop.schedule == "pass" and part < loop.accumulation - 1:
             setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
-    alone = loop.first_alone if loop.first_alone and step == 0 else 1.0
-    return torch.stack(logged).mean() * (loop.logged_factor * alone)
+    factor = loop.logged_factor
+    if loop.first_alone and step == 0:
+        factor *= loop.first_alone
+    return torch.stack(logged).mean() * factor
 
 
 def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:

@@ -191,30 +191,39 @@ def _without_rotation(build: Callable[[], Any]) -> Callable[[], Any]:
 def of_norms(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Norms that are missing, or have another epsilon."""
     families = probe.norms()
+    every_norm = [path for paths in families.values() for path in paths]
     choices = dict(families)
     if len(families) > 1:
-        choices["every norm"] = [path for paths in families.values() for path in paths]
+        choices["every norm"] = every_norm
     for title, paths in choices.items():
         yield Hypothesis(
             "no norm",
             f"is {title} missing?",
             replace(loop, of_module=_skipped(paths)),
         )
-    everything = [path for paths in families.values() for path in paths]
-    present = {
-        float(getattr(probe.module.get_submodule(path), name))
-        for path in everything
-        for name in EPSILON_NAMES
-        if isinstance(getattr(probe.module.get_submodule(path), name, None), float)
-    }
-    for epsilon in EPSILONS if present else ():
+    present = _epsilons(probe.module, every_norm)
+    if not present:
+        return
+    for epsilon in EPSILONS:
         if epsilon not in present:
             yield Hypothesis(
                 "epsilon of norms",
                 f"is the epsilon of norms {epsilon:g}, not {max(present):g}?",
-                replace(loop, of_module=_with_epsilon(everything, epsilon)),
+                replace(loop, of_module=_with_epsilon(every_norm, epsilon)),
                 cost=RARE,
             )
+
+
+def _epsilons(module: Any, paths: Iterable[str]) -> set[float]:
+    """The epsilons of norms, which are attributes of them."""
+    epsilons = set()
+    for path in paths:
+        norm = module.get_submodule(path)
+        for name in EPSILON_NAMES:
+            value = getattr(norm, name, None)
+            if isinstance(value, float):
+                epsilons.add(value)
+    return epsilons
 
 
 def _skipped(paths: Iterable[str]) -> OfModule:
