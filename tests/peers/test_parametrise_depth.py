@@ -204,6 +204,7 @@ def test_real_training_follows_the_depth(build):
     branches, they do not.
     """
     rule = derive(build)
+    assert rule.depths_of_check == (4, 8, 16, 32)
     changes = {x.path: x for x in rule.check(depths=[2, 4, 8, 16], draws=8)}
     assert not [change for change in changes.values() if change.is_wrong]
     for path in ("norm", "logits"):

@@ -58,7 +58,6 @@ def coordinate_check(
     steps: int,
     draws: int,
     named: Callable[[str, tuple[int, ...]], str | None] = lambda path, size: path,
-    tolerance: float = TOLERANCE,
 ) -> list[Change]:
     """How much `steps` steps change the output of every submodule, against `at`.
 
@@ -80,7 +79,6 @@ def coordinate_check(
             expected.get(path, 0.0),
             [np.array(of_size[path]) for of_size in changes],
             at,
-            tolerance,
         )
         for path in paths
     ]
@@ -91,7 +89,6 @@ def _judged(
     expected: float,
     draws: Sequence[Floats],
     at: Sequence[float],
-    tolerance: float,
 ) -> Change:
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
@@ -99,11 +96,11 @@ def _judged(
     fitted, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
     if fitted is None or shown is None:
         return Change(path, expected, None, "does not move")
-    if fitted.exponent.low > expected + tolerance:
+    if fitted.exponent.low > expected + TOLERANCE:
         verdict = GROWS
-    elif fitted.exponent.high < expected - tolerance:
+    elif fitted.exponent.high < expected - TOLERANCE:
         verdict = SHRINKS
     else:
         reach = shown.exponent.high - expected, expected - shown.exponent.low
-        verdict = OK if max(reach) <= tolerance else UNDECIDED
+        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
     return Change(path, expected, shown.exponent, verdict)

@@ -36,9 +36,6 @@ from ._subject import Subject
 MOST_ROUNDS = 8  # of measuring and changing
 DEEP, SHALLOW = -1.0, -0.5  # exponents of branches
 WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
-# Of an exponent of the depth, in real training. With two layers one of them is half of
-# the network, so exponents from depth 2 on differ from their limits by up to 0.16.
-TOLERANCE = 0.2
 WEAK = 0.01  # the size of a branch, relative to the stream, in measurements
 MIDDLE = "middle"  # for the number of a layer
 NAMES = {DEEP: "CompleteP", SHALLOW: "depth-µP"}
