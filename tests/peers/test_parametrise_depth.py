@@ -231,6 +231,26 @@ def test_file_follows_the_depth():
     assert eps[id(model.layers[7].up.weight)] == pytest.approx(1e-8 / 2 / 2)
 
 
+def test_class_token_behind_branches():
+    """The patches of a ViT reach the class token through random branches only, as
+    L^-1/2 at first: their learning rate is that of an input at every depth. Hooks on
+    rows of the queries do not change the number of layers.
+    """
+    rule = derive(
+        mup_modules.ViT, widths=[32, 64, 128], draws=4, batch=mup_modules.images()
+    )
+    assert "CompleteP" in rule.verdict
+    assert rule.depth.parameters["patches.weight"].after.value < -0.2
+    assert {x.lr.depth for x in rule.parameters.values()} == {0.0}
+    space: dict = {}
+    exec(rule.source(), space)
+    model = mup_modules.ViT(64, depth=8)
+    space["scale_outputs"](model, base_width=32)
+    assert space["depth_of"](model) == 8
+    groups = space["param_groups"](model, lr=1.0, base_width=32)
+    assert sum(len(group["params"]) for group in groups) == len([*model.parameters()])
+
+
 def test_departures_of_an_own_rule():
     """One learning rate for all layers and branches of order 1, at every depth."""
     rule = derive(deep, optimiser=lambda module: torch.optim.AdamW(module.parameters()))

@@ -22,6 +22,8 @@ SMALL_LR = 1e-5
 # Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
 STEPS = 2
 LEVEL = 0.01  # of intervals
+# of those of gradients, which decide the power of eps: a wrong one changes little
+LEVEL_OF_EPS = 0.05
 VARIES = (
     "the module computes other operations at other widths or for other numbers: give a"
     " batch in which all its parts act"
@@ -106,6 +108,7 @@ def measure(
                 for of_size in drawn
             ],
             at,
+            LEVEL_OF_EPS,
         ),
         stds=fits_of(all_of("stds"), at),
         values=networks[0].values,
@@ -209,11 +212,13 @@ def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponen
     )
 
 
-def fits_of(numbers: list[list[Any]], at: Sequence[float]) -> dict[Any, Fit | None]:
+def fits_of(
+    numbers: list[list[Any]], at: Sequence[float], level: float = LEVEL
+) -> dict[Any, Fit | None]:
     """The exponent of each number of dictionaries, by width and by draw."""
     keys: Iterable[Any] = numbers[0][0].keys()
     fits: dict[Any, Fit | None] = {}
     for key in keys:
         draws = [np.array([x.get(key, 0.0) for x in at_size]) for at_size in numbers]
-        fits[key] = fit(draws, at, LEVEL)
+        fits[key] = fit(draws, at, level)
     return fits

@@ -652,7 +652,7 @@ def _scaled(scale: OutputScale) -> str:
     """What a factor multiplies, in words."""
     if not scale.parameters:
         return f"output of {layer_pattern_of(scale.path)}"
-    return " and ".join(layer_pattern_of(name) for name in scale.parameters)
+    return " and ".join(dict.fromkeys(map(layer_pattern_of, scale.parameters)))
 
 
 def _part(scale: OutputScale) -> str:

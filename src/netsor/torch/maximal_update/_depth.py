@@ -21,7 +21,7 @@ from ...maximal_update._depth_rule import (
     layer_pattern,
     named_output,
 )
-from ...maximal_update._measurement import Size, fits_of
+from ...maximal_update._measurement import LEVEL, LEVEL_OF_EPS, Size, fits_of
 from ...maximal_update._power import Power
 from ...maximal_update._rules import (
     OutputScale,
@@ -90,15 +90,16 @@ class TorchDepths:
             for depth in self.depths
         ]
 
-        def fits(kind: int) -> dict[str, Fit | None]:
+        def fits(kind: int, level: float = LEVEL) -> dict[str, Fit | None]:
             """The exponents of one kind of sizes."""
             at = [float(depth) for depth in self.depths]
-            return fits_of([[draw[kind] for draw in draws] for draws in drawn], at)
+            sizes = [[draw[kind] for draw in draws] for draws in drawn]
+            return fits_of(sizes, at, level)
 
         return Measured(
             branches=fits(0),
             changes=fits(1),
-            gradients=fits(2),
+            gradients=fits(2, LEVEL_OF_EPS),
             outputs=fits(3),
             pattern=self.pattern,
         )

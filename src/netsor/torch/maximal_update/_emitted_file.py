@@ -51,7 +51,7 @@ def patterns_of(name):
     number = r"(?<=\\.)\\d+(?=\\.|$)"
     return name, re.sub(number, "*", name, count=1), re.sub(number, "*", name)
 
-{depth_of}
+{original_name}{depth_of}
 def factor(power, model, base_width{base_depth_argument}):
     """A power of the width{and_the_depth}, relative to the base."""
     width, depth = power
@@ -61,7 +61,7 @@ def factor(power, model, base_width{base_depth_argument}):
 
 def rule_of(name):
     """The exponents of a parameter, by its name or its pattern."""
-{original_name}    for pattern in patterns_of(name):
+    for pattern in patterns_of({name}):
         if pattern in RULES:
             return RULES[pattern]
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
@@ -137,7 +137,7 @@ DEPTH_FIELDS = (
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
-    names = (patterns_of(name) for name, _ in model.named_parameters())
+    names = (patterns_of({name}) for name, _ in model.named_parameters())
     return sum({pattern!r} in patterns for patterns in names)
 
 '''
@@ -178,10 +178,14 @@ SCALED_PARAMETERS = """\
                 owner = model.get_submodule(path)
                 parametrize.register_parametrization(owner, last, rows)
 """
-ORIGINAL_NAME = """\
+ORIGINAL_NAME = '''
+def original_name(name):
+    """The name of a parameter that Rows multiplies, and of every other one."""
     if "parametrizations." in name:
         name = name.replace("parametrizations.", "").removesuffix(".original")
-"""
+    return name
+
+'''
 
 
 def _fields_of_rows(has_rows: bool) -> dict[str, str]:
@@ -190,21 +194,28 @@ def _fields_of_rows(has_rows: bool) -> dict[str, str]:
         return {
             "what_is_scaled": "outputs of submodules, by forward hooks",
             "original_name": "",
+            "name": "name",
             "scaled_parameters": "",
         }
     return {
         "what_is_scaled": "outputs of submodules and rows of parameters",
         "original_name": ORIGINAL_NAME,
+        "name": "original_name(name)",
         "scaled_parameters": SCALED_PARAMETERS,
     }
 
 
-def _fields_of_depth(pattern: str | None, base: int | None) -> dict[str, str]:
-    """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
+def _fields_of_depth(
+    pattern: str | None, base: int | None, name: str
+) -> dict[str, str]:
+    """What FUNCTIONS says about the depth, the number of parameters of a pattern.
+
+    `name` is the code of the name of a parameter.
+    """
     if pattern is None:
         return dict.fromkeys(DEPTH_FIELDS, "")
     return {
-        "depth_of": DEPTH_OF.format(pattern=pattern),
+        "depth_of": DEPTH_OF.format(pattern=pattern, name=name),
         "base_depth_argument": f", base_depth={base}",
         "base_depth_line": f",\n    base_depth={base}",
         "base_depth": ", base_depth",
@@ -290,12 +301,13 @@ def source_of(content: FileContent) -> str:
     rules += [")"]
     if content.matrices:
         rules += ["MATRICES = (", *(f"    {x!r}," for x in content.matrices), ")"]
+    of_rows = _fields_of_rows(has_rows)
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
         over="" if ratio == 1 else f" / {ratio:g}",
-        **_fields_of_rows(has_rows),
-        **_fields_of_depth(content.depth_pattern, content.base_depth),
+        **of_rows,
+        **_fields_of_depth(content.depth_pattern, content.base_depth, of_rows["name"]),
         **_fields_of_matrices(bool(content.matrices)),
         **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
     )
