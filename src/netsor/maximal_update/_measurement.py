@@ -191,10 +191,22 @@ def _networks(
     shapes = [last_axes(net.operations, net.values, arrays) for net in networks]
     of_size = with_narrow([net.operations for net in networks], shapes)
     names = of_size[0].graph.operations
-    if any(operations.graph.operations != names for operations in of_size):
-        raise UnsupportedError(VARIES)
+    for size, operations in zip(sizes, of_size, strict=True):
+        if operations.graph.operations != names:
+            raise UnsupportedError(_unlike_text(sizes[0], size))
     pairs = zip(networks, of_size, strict=True)
     return [net._replace(operations=operations) for net, operations in pairs]
+
+
+def _unlike_text(first: Size, other: Size) -> str:
+    """Why networks of two sizes cannot be compared, with what to try."""
+    axis = 0 if first[0] != other[0] else 1
+    name = ("width", "depth")[axis]
+    return (
+        f"the module computes other operations at {name} {other[axis]} than at"
+        f" {name} {first[axis]}: begin with larger {name}s, as for heads that are"
+        " more than one, or give a batch in which all its parts act"
+    )
 
 
 def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponents:
