@@ -2,8 +2,11 @@
 clock fails no test; audits without pictures.
 """
 
+import contextlib
 import gc
+import importlib
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,35 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def pytest_collection_finish():
     """Looking for cycles after every 700 new objects, the default, takes 4 % longer."""
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_collection(session):
+    """Worker processes begin to import at different files, so that one process and not
+    each of them compiles a file. Collection follows, in the same order in all.
+    """
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    modules = modules_to_collect(session.config)
+    first = len(modules) * int(worker["workerid"][2:]) // worker["workercount"]
+    for module in modules[first:] + modules[:first]:
+        # collection imports it again, and reports what is wrong
+        with contextlib.suppress(Exception, pytest.skip.Exception):
+            importlib.import_module(module)
+
+
+def modules_to_collect(config):
+    """The names of the modules in the folders and files that pytest was given."""
+    ignored = [Path(path).absolute() for path in config.getoption("ignore") or []]
+    files = []
+    for argument in config.args:
+        path = Path(argument.split("::")[0]).absolute()
+        files += sorted(path.rglob("test_*.py")) if path.is_dir() else [path]
+    return [
+        ".".join(file.relative_to(config.rootpath).with_suffix("").parts)
+        for file in files
+        if not any(file.is_relative_to(folder) for folder in ignored)
+    ]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from importlib import import_module as _import_module
 
 # Module → what tests use of it; `name as other` where two modules have the same name
 _NAMES = {
-    "netsor._array_api": ("one_blas_thread",),
+    "netsor._array_api": ("one_blas_thread", "symmetric_root"),
     "netsor._familiar_names": (
         "FUNCTIONS as FAMILIAR_FUNCTIONS",
         "PROGRAMS as FAMILIAR_METHODS_OF_PROGRAMS",
@@ -111,18 +111,20 @@ _NAMES = {
     ),
     "netsor.engine.lower._components": (
         "Clusters",
-        "connected",
+        "least_in_component",
         "FrameBatch",
     ),
     "netsor.engine.lower._finite_frames": ("BartlettFrame",),
     "netsor.engine.lower._infinite_frames": ("NodeFrame",),
     "netsor.engine.lower._rebase": ("Replacement", "fewest_directions"),
+    "netsor.engine.lower._repeated_blocks": ("FIRST_BLOCKS", "LAST_BLOCKS"),
     "netsor.engine.lower._residual_features": (
         "has_mean_zero",
         "SignFactor",
         "slopes",
     ),
-    "netsor.engine.lower._state": ("LoweredVector",),
+    "netsor.engine.lower._state": ("LoweredVector", "VectorsInUse"),
+    "netsor.engine.passes.chosen_experts": ("ChosenExperts",),
     "netsor.engine.passes": (
         "PIPELINE",
         "rewrite",
@@ -380,7 +382,6 @@ _NAMES = {
         "of_words",
     ),
     "netsor.models.measure._probed_program": ("ProbedProgram",),
-    "netsor.nn._embedding": ("symmetric_root",),
     "netsor.papers._significance": (
         "ABSENT",
         "AGREES",
@@ -467,10 +468,14 @@ _NAMES = {
     ),
     "netsor.programs._named_program": ("NamedProgram",),
     "netsor.report._document": (
+        "Document",
         "Figure",
         "FLAG",
+        "Item",
+        "Items",
         "NOT_APPLICABLE",
         "OK",
+        "Section",
         "to_text",
         "UNDECIDED as DOCUMENT_UNDECIDED",
     ),
@@ -483,6 +488,7 @@ _NAMES = {
     "netsor.report._mpl_style": (
         "label_ends",
         "new",
+        "rendered",
     ),
     "netsor.runtime._cancel": (
         "Cancelled",
@@ -695,10 +701,17 @@ _NAMES = {
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
     "netsor.reader._structure": ("structure",),
-    "netsor.checks._run_bands": ("band as run_band", "enough_runs", "half_width"),
+    "netsor.checks._run_bands": (
+        "band as run_band",
+        "band_given",
+        "enough_runs",
+        "half_width",
+        "regression",
+    ),
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
         "Departures",
+        "RunLaw",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",

@@ -53,6 +53,19 @@ def eigenvectors(a: Array) -> tuple[Array, Array]:
     return values, vectors
 
 
+def symmetric_root(gram: Array) -> Array:
+    """The symmetric square root of positive semidefinite arrays (…, k, k).
+
+    Eigenvalues at the level of rounding count as 0.
+    """
+    xp = array_namespace(gram)
+    values, vectors = eigenvectors(gram)
+    largest = xp.max(xp.abs(values), axis=-1, keepdims=True)
+    rounding = 4e-16 * gram.shape[-1] * largest
+    roots = xp.sqrt(xp.where(values > rounding, values, 0.0))
+    return (vectors * roots[..., None, :]) @ xp.matrix_transpose(vectors)
+
+
 def _of_many(a: Array, f: Callable[[Array], Any]) -> Any:
     """f of matrices; on a GPU in double precision, and several at a time in streams
     because one does not fill a GPU.

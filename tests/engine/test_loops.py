@@ -38,7 +38,7 @@ def test_deep_plan_prints_as_a_shallow_one():
     assert len(lines[0]) == len(lines[1])
     (found,) = deep.plan(**widths).loops
     assert found.times > 16
-    assert f"  {found.times} times, with new random numbers each time:" in "\n".join(
+    assert f"  block × {found.times}, with new random numbers each time:" in "\n".join(
         lines[1]
     )
 

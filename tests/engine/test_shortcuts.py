@@ -174,16 +174,19 @@ def test_every_shortcut_is_left_out_somewhere():
     in test_depth.
 
     Stacked and drawn matrices, which are for finite widths: in test_gradients and
-    test_cost; products of ReLU vectors: in test_positive.
+    test_cost; repeated blocks: in test_repeated_blocks; products of ReLU vectors: in
+    test_positive; chosen experts: in test_chosen_experts.
     """
     assert {
         *COUNTS,
+        "repeated",
         "named",
         "recognise",
         "stacked",
         "drawn",
         "turn",
         "positive",
+        "chosen",
     } == set(SHORTCUTS)
 
 

@@ -33,6 +33,38 @@ CASES = {
 }
 
 
+# Functions of uniform numbers that are infinite at an end of the interval
+
+
+def log_of_uniform(high):
+    """log U, U uniform between 0 and `high`: the law of log high minus an exponential
+    number.
+    """
+    uniform = Distribution("uniform", (high / 2, high / math.sqrt(12)))
+    return transformed("log", uniform)
+
+
+@pytest.mark.parametrize("high", [7e-8, 0.3, 1.0, 16.0])
+def test_log_of_uniform_from_zero_has_the_moments_of_an_exponential(high):
+    """The decays of gated delta rules are logarithms of U(0, 16)."""
+    law = log_of_uniform(high)
+    assert law.mean == pytest.approx(math.log(high) - 1, rel=1e-12)
+    assert law.std == pytest.approx(1.0, rel=1e-12)
+    assert law.kurtosis == pytest.approx(9.0, rel=1e-12)
+    z = np.array([-8.0, -7.0, -1.0, 2.0])
+    expected = math.log(high) + stats.norm.logcdf(z)
+    assert law(z) == pytest.approx(expected, rel=1e-12)
+
+
+def test_negative_log_of_negative_log_of_uniform_has_the_moments_of_gumbel():
+    exponential = transformed("neg", log_of_uniform(1.0))
+    law = transformed("neg", transformed("log", exponential))
+    gumbel = stats.gumbel_r()
+    assert law.mean == pytest.approx(gumbel.mean(), rel=1e-9)
+    assert law.std == pytest.approx(gumbel.std(), rel=1e-9)
+    assert law.kurtosis == pytest.approx(3 + gumbel.stats("k"), rel=1e-9)
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_distribution_is_the_quantile_function_of_scipy(case):
     law, peer = CASES[case]
@@ -69,6 +101,13 @@ def test_erfinv_of_uniform_numbers_is_a_truncated_normal():
     law = transformed("clamp", transformed("mul", law, math.sqrt(2)), -1.0, 2.0)
     assert law.law == "truncated normal"
     assert law.arguments == pytest.approx((0.0, 1.0, -1.0, 2.0))
+
+
+def test_clamps_with_one_bound_are_clamps():
+    law = transformed("exp", UNIFORM)
+    assert transformed("clamp_min", law, 0.7) == transformed("clamp", law, 0.7)
+    assert transformed("clamp_max", law, 1.2) == transformed("clamp", law, None, 1.2)
+    assert transformed("clamp_min", UNIFORM, -9.0) is UNIFORM
 
 
 def test_uniform_vector_at_infinite_width_has_the_closed_form_variance():

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 import netsor as ns
-from tests.internals import Provenance
+from tests.internals import Provenance, new, rendered
 
 ORIGIN = Provenance("exact", "made for a test")
 n = ns.Width("n")
@@ -114,3 +115,27 @@ def test_paper_style_sets_the_size_and_ends(columns, width):
 def test_paper_style_names_what_it_rejects(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))), ns.paper_style(**wrong):
         pass
+
+
+def test_rendered_figure_is_laid_out_once_and_drawn_once_for_each_file(monkeypatch):
+    """Also where the user's settings name a layout for every figure."""
+    drawn, laid_out = [], []
+    draw, execute = Figure.draw, ConstrainedLayoutEngine.execute
+
+    def counted_draw(figure, *arguments):
+        drawn.append(figure)
+        return draw(figure, *arguments)
+
+    def counted_layout(engine, figure):
+        laid_out.append(figure)
+        return execute(engine, figure)
+
+    monkeypatch.setattr(Figure, "draw", counted_draw)
+    monkeypatch.setattr(ConstrainedLayoutEngine, "execute", counted_layout)
+    figure = new()
+    figure.subplots().set_ylabel("one\ntwo\nthree")
+    with plt.rc_context({"figure.constrained_layout.use": True}):
+        svg, png = rendered(figure, "svg", "png")
+    assert svg.lstrip().startswith(b"<?xml")
+    assert png.startswith(b"\x89PNG")
+    assert (len(drawn), len(laid_out)) == (2, 1)

@@ -16,7 +16,9 @@ def numbers_for(draws, named):
                 entries = entries.T
             scale = matrix.std / np.sqrt(matrix.in_width.factor)
             # a matrix that starts at 0 has any N(0, 1) variables
-            numbers[matrix.source, 0] = entries / scale if scale else entries
+            numbers[matrix.source, int(matrix.members)] = (
+                entries / scale if scale else entries
+            )
     for name, drawn_columns in draws._columns.items():
         for span, columns in drawn_columns.items():
             part = named[name].ravel()[span.start : span.start + span.size]

@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,12 +20,15 @@ import netsor as ns  # noqa: E402
 from tests.internals import (  # noqa: E402
     Departures,
     LoopBatch,
+    RunLaw,
+    band_given,
     enough_runs,
     half_width,
     loss_of,
     norm_of_tensors,
     possible_mistakes,
     read_log,
+    regression,
     run_band,
     run_of_loop,
     run_words,
@@ -107,6 +111,57 @@ def test_band_is_left_as_seldom_as_it_says(distribution, most):
     assert 0.001 * level < np.mean(outside) < most * level
     naive = stats.norm.ppf(1 - level / 2)
     assert half_width(64, level) > naive  # which is left too often
+
+
+def test_band_given_other_numbers_is_left_as_seldom_as_it_says():
+    """Normal numbers that others predict: the mean probability that a new one leaves
+    its band, over 300 bands and ten new runs each, is at most the level, and not a
+    hundredth of it. The band is narrower than without the others.
+    """
+    level, noise = 1e-3, 0.3
+    rng = np.random.default_rng(2)
+    outside, widths = [], []
+    for _ in range(300):
+        common = rng.standard_normal(64)
+        others = common[:, None] + noise * rng.standard_normal((64, 3))
+        values = common + noise * rng.standard_normal(64)
+        of_runs = regression(values, others)
+        for centre in rng.standard_normal(10):
+            known = centre + noise * rng.standard_normal(3)
+            b = band_given(of_runs, known, level, allowed=0.0, is_log=False)
+            law = stats.norm(centre, noise)
+            # averaged over what `known` leaves open, by draws of the run's number
+            new = law.rvs(200, random_state=rng)
+            outside.append(np.mean((new < b.low) | (new > b.high)))
+            widths.append(b.above + b.below)
+    assert 1e-5 < np.mean(outside) < level
+    alone = run_band(values, level)
+    assert np.mean(widths) < 0.7 * (alone.above + alone.below)
+
+
+def test_norm_of_a_group_is_compared_given_that_of_all():
+    """A share of 0.8 is far from 1, and its norm is inside the band of all runs."""
+    rng = np.random.default_rng(3)
+    total = np.exp(0.3 * rng.standard_normal((64, 2)))
+    share = np.exp(0.01 * rng.standard_normal((64, 2)))
+    values = {"grad_norm": total, "grad_norm/a": share * total, "loss": total}
+    law = RunLaw(
+        name="synthetic",
+        values=values,
+        level=1e-3,
+        tolerance=1e-4,
+        loop=SimpleNamespace(steps=1),
+        seeds=list(range(64)),
+        scaled={name: 1.05 * x[:8] for name, x in values.items()},
+    )
+    log = {"loss": [1.0, 1.0], "grad_norm": [1.0, 1.0], "grad_norm/a": [1.0, 0.8]}
+    check = law.check(log, hypotheses=False)
+    (finding,) = check.findings
+    assert finding.is_given_others
+    assert "given the run's other numbers: 1.25 times too small" in check.verdict
+    low, _, high = check.bands["grad_norm/a"][1]
+    assert low < 0.8 < high
+    assert law.check(log | {"grad_norm/a": [1.0, 1.0]}).ok
 
 
 def test_runs_are_as_many_as_narrow_bands_need():
@@ -674,6 +729,19 @@ def test_whole_numbers_are_rounded_as_the_others_of_their_column(column, roundin
     assert [x.rounding for x in log.numbers["loss"].values()] == roundings
 
 
+def test_learning_rates_have_two_digits_or_more(of_adam):
+    """0.001 does not stand for 0.0005 to 0.0015; a rate that is off is found."""
+    rates = read_log([{"lr": 0.001}, {"lr": "6.0e-05"}, {"lr": 0.0}], ["lr"])
+    assert [x.rounding for x in rates.numbers["lr"].values()] == pytest.approx(
+        [0.05 * 0.001, 5e-7, 0]
+    )
+    right = {"lr": of_adam.values["lr"][0].copy()}
+    log = {"step": range(3), "lr": [0.001, *right["lr"][1:]]}
+    assert of_adam.check(log).ok
+    log["lr"][0] = 0.002
+    assert not of_adam.check(log, hypotheses=False).ok
+
+
 @pytest.mark.parametrize(
     ("log", "message"),
     [
@@ -908,7 +976,7 @@ def test_run_of_the_trainer_is_checked(tmp_path, capsys):
         recorder.check_when_complete(build, adamw, **options)
         trainer.add_callback(recorder.trainer_callback())
         trainer.train()
-        # five norms and losses and the update norms of two groups, at two steps
+        # loss, rate, four norms and the updates of two groups, at two steps
         assert "ok: 16 numbers as expected" in capsys.readouterr().out
         (events,) = {file.parent for file in tmp_path.rglob(f"{first}/**/*tfevents*")}
         logs = [read_log(log, ["loss", "grad_norm"]) for log in (folder, events)]
@@ -1172,3 +1240,137 @@ def test_every_hypothesis_runs(law):
         }
         is_clipping = mistake.name.startswith("clipped ")  # to 5, which nothing exceeds
         assert changed or is_clipping or mistake.name in inactive, mistake.name
+
+
+# Functions that compute something else
+
+
+class Attends(torch.nn.Module):
+    """A block with attention that is written out, residuals and rotation."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(WORDS, 16)
+        self.norm = torch.nn.LayerNorm(16)
+        self.mix = torch.nn.Linear(16, 16, bias=False)
+        self.head = torch.nn.Linear(16, WORDS, bias=False)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        angles = torch.arange(ids.shape[1])[:, None] / torch.arange(1, 17)
+        q = self.norm(x) * angles.cos() + self.norm(x).flip(-1) * angles.sin()
+        scores = (q @ q.transpose(1, 2) / 4).tril()
+        x = x + F.gelu(self.mix(scores.softmax(-1) @ x))
+        return self.head(x)
+
+
+def of_attention(mistake):
+    """The numbers of a healthy loop, and of one with a mistake, by its question."""
+    law = ns.torch.run_law(
+        Attends,
+        lambda module: torch.optim.SGD(module.parameters(), lr=0.1),
+        IDS,
+        steps=0,
+        initialisations=24,
+        progress=False,
+    )
+    (found,) = [
+        each for each in possible_mistakes(law.loop) if each.question == mistake
+    ]
+    return run_of_loop(law.loop, 3), run_of_loop(found.loop, 3)
+
+
+def logits_of_attends(module, ids, *, scale=0.25, rotated=True, residual=True):
+    """The same block, written again."""
+    x = module.embed(ids)
+    angles = torch.arange(ids.shape[1])[:, None] / torch.arange(1, 17)
+    cos, sin = (angles.cos(), angles.sin()) if rotated else (1.0, 0.0)
+    normed = module.norm(x)
+    q = normed * cos + normed.flip(-1) * sin
+    weights = (q @ q.transpose(1, 2) * scale).tril().softmax(-1)
+    y = F.gelu(module.mix(weights @ x))
+    return module.head(x + y if residual else y)
+
+
+@pytest.mark.parametrize(
+    ("question", "options"),
+    [
+        ("is the scale of attention scores, 1/√d, missing?", {"scale": 1.0}),
+        ("is the scale of attention scores, 1/√d, applied twice?", {"scale": 1 / 16}),
+        (
+            "are positions missing, such as the rotation of queries and keys?",
+            {"rotated": False},
+        ),
+        (
+            "are residual connections missing: the connections are left out?",
+            {"residual": False},
+        ),
+    ],
+)
+def test_mistake_of_a_function_is_that_of_a_module_with_it(question, options):
+    healthy, wrong = of_attention(question)
+    torch.manual_seed(3)
+    module = Attends()
+    targets = IDS[:, 1:].flatten()
+    for numbers, changes in ((healthy, {}), (wrong, options)):
+        logits = logits_of_attends(module, IDS, **changes)[:, :-1].flatten(0, 1)
+        right = F.cross_entropy(logits, targets).item()
+        assert numbers["loss"][0] == pytest.approx(right, rel=1e-5)
+
+
+def test_double_softmax_and_smoothing_are_those_of_the_loss():
+    for question, change in (
+        (
+            "is a softmax applied before the cross-entropy, which has its own?",
+            lambda logits, targets: F.cross_entropy(logits.softmax(-1), targets),
+        ),
+        (
+            "are labels smoothed, by 0.1 for example?",
+            lambda logits, targets: F.cross_entropy(
+                logits, targets, label_smoothing=0.1
+            ),
+        ),
+    ):
+        _, wrong = of_attention(question)
+        torch.manual_seed(3)
+        logits = Attends()(IDS)[:, :-1].flatten(0, 1)
+        right = change(logits, IDS[:, 1:].flatten()).item()
+        assert wrong["loss"][0] == pytest.approx(right, rel=1e-5)
+
+
+def test_gradients_zeroed_before_the_update_move_by_decay_only(of_adam):
+    (found,) = [
+        each
+        for each in possible_mistakes(of_adam.loop)
+        if each.name == "zeroed before the update"
+    ]
+    healthy, wrong = run_of_loop(of_adam.loop, 3), run_of_loop(found.loop, 3)
+    assert wrong["grad_norm"][0] == healthy["grad_norm"][0]
+    assert wrong["grad_norm_clipped"][0] == 0
+    assert wrong["update_norm/rest"][0] == 0  # which has no weight decay
+    assert 0 < wrong["update_norm/decay"][0] < healthy["update_norm/decay"][0]
+
+
+def test_scale_removed_after_clipping_leaves_too_small_gradients(law):
+    departures = Departures({"grad_norm": {0: 1100.0}}, {})
+    (found,) = [
+        each
+        for each in possible_mistakes(law.loop, departures)
+        if each.name == "scale at clipping"
+    ]
+    healthy, wrong = run_of_loop(law.loop, 3), run_of_loop(found.loop, 3)
+    assert wrong["grad_norm"][0] == pytest.approx(1024 * healthy["grad_norm"][0])
+    assert wrong["grad_norm_clipped"][0] == pytest.approx(5 / 1024, rel=1e-4)
+
+
+def test_adam_without_bias_correction_takes_steps_of_its_averages(of_adam):
+    """The first one is (1 − β₁) g / (√(1 − β₂) |g| + ε), here 0.447 times the rate."""
+    (found,) = [
+        each
+        for each in possible_mistakes(of_adam.loop)
+        if each.name == "no bias correction"
+    ]
+    healthy, wrong = run_of_loop(of_adam.loop, 3), run_of_loop(found.loop, 3)
+    name = "update_norm/rest"  # which has no weight decay
+    factor = 0.1 / math.sqrt(0.05)
+    assert wrong[name][0] == pytest.approx(factor * healthy[name][0], rel=0.02)

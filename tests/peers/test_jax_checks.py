@@ -23,6 +23,7 @@ from .jax_models import (
     WIDTH,
     WORDS,
     EquinoxBlock,
+    NnxBlock,
     llama,
     llama_parameters,
     nnx_gpt,
@@ -85,6 +86,24 @@ def test_check_init_of_a_healthy_model_is_ok():
     assert found.ok, str(found)
     assert found.checked_pass == "forward and backward pass"
     assert not found.unchecked
+
+
+def deeper_gpt(key):
+    model = nnx_gpt(key)
+    model.layers = nnx.List(
+        [*model.layers, NnxBlock(nnx.Rngs(jax.random.fold_in(key, 1)))]
+    )
+    return model
+
+
+def test_check_init_says_first_that_the_reference_has_another_depth():
+    found = ns.jax.check_init(nnx_gpt, IDS, reference=deeper_gpt, draws=100)
+    assert (
+        f"the reference has {LAYERS + 1} blocks and the module {LAYERS}, so"
+        in (found.verdict.partition(";")[0])
+    )
+    assert found.other_depth.endswith(f": give a reference of {LAYERS} blocks")
+    assert not found.checked_pass
 
 
 def words_model(parameters, ids):

@@ -61,6 +61,26 @@ def test_laws_are_read_from_the_initialisation(large, monkeypatch):
     assert any("truncated normal" in line for line in lines)
 
 
+class Decays(torch.nn.Module):
+    """Logarithms of U(0, 16), as gated delta rules begin with, and Gumbel numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.A_log = torch.nn.Parameter(torch.log(torch.empty(8).uniform_(0, 16)))
+        self.noise = torch.nn.Parameter(-torch.log(-torch.log(torch.rand(8))))
+
+
+def test_functions_of_uniform_numbers_with_a_pole_at_an_end_keep_their_law():
+    """From their few samples they were taken for normal numbers, or for unknown."""
+    laws = ns.torch.parameters(Decays)
+    assert laws["A_log"].law == laws["noise"].law == "i.i.d."
+    assert laws["A_log"].std_error == laws["noise"].std_error == 0.0
+    assert laws["A_log"].mean == pytest.approx(math.log(16) - 1)
+    assert laws["A_log"].std == pytest.approx(1.0)
+    assert laws["noise"].mean == pytest.approx(np.euler_gamma)
+    assert laws["noise"].std == pytest.approx(math.pi / math.sqrt(6))
+
+
 def test_declared_laws_take_the_place_of_samples():
     found = ns.torch.parameters(
         Initialised, declared={"orthogonal.*": 0.1, "normal.weight": 0.5}
@@ -89,7 +109,7 @@ def test_module_with_another_constructor_initialisation_needs_a_factory():
     )
     with pytest.raises(
         ValueError,
-        match=r"attention\.o\.weight has .*: pass a function that makes the module",
+        match=r"attention\.o\.weight has .*; pass a function that makes the module",
     ):
         ns.torch.parameters(Scaled())
 
@@ -318,6 +338,18 @@ def test_standard_deviations_are_those_of_the_code():
             ].law
             == "uniform"
         )
+
+
+def test_step_sizes_with_a_least_one_need_few_initialisations():
+    def change(a, b):  # Kimi Linear's biases
+        a.uniform_(math.log(1e-3), math.log(1e-1))
+        steps = a.exp().clamp_min(1e-4)
+        a.copy_(steps + torch.log(-torch.expm1(-steps)))
+
+    laws = ns.torch.parameters(lambda: Pair(change))
+    assert laws.samples == 8
+    assert laws["a.weight"].std_error == 0
+    assert laws["a.weight"].entries is not None
 
 
 def _from_numpy(a, b):

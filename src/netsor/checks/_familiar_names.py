@@ -60,9 +60,11 @@ def role_of(name: str) -> Role | None:
 
 def by_role(names: Iterable[str]) -> dict[Role, str]:
     """The names of parameters by their roles; a role that several have is left out."""
-    found: dict[Role, list[str]] = {}
+    names_of_role: dict[Role, list[str]] = {}
     for name in names:
         role = role_of(name)
         if role is not None:
-            found.setdefault(role, []).append(name)
-    return {role: each[0] for role, each in found.items() if len(each) == 1}
+            names_of_role.setdefault(role, []).append(name)
+    return {
+        role: listed[0] for role, listed in names_of_role.items() if len(listed) == 1
+    }

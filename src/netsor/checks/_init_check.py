@@ -258,17 +258,18 @@ class InitCheck:
         return notes
 
 
-def depths_differ(blocks: int, expected: int) -> str:
+def depths_differ(blocks: int, expected: int, remedy: str = "") -> str:
     """What to say of a module whose reference has `expected` blocks; "" if it has as
     many.
+
+    `remedy` is an example of a reference, ", such as …".
     """
     if blocks == expected:
         return ""
     return (
         f"the reference has {counted(expected, 'block')} and the module {blocks}, so"
         " standard deviations that depend on the depth are not comparable: give a"
-        f" reference of {counted(blocks, 'block')}, such as a config.json with"
-        f" n_layer={blocks}"
+        f" reference of {counted(blocks, 'block')}{remedy}"
     )
 
 

@@ -25,6 +25,7 @@ MOST = 2**20  # entries of a parameter that are tested for their shape
 FEWEST = 64  # entries whose shape is tested
 FEWEST_LINES = 16  # entries of a row or column whose standard deviation is tested
 PREFIX = 4096  # entries of a parameter that are compared with those of others
+FEWEST_PRODUCTS = 64**2  # of the numbers of entries of two parameters
 # for errors; of the last an upper bound
 KURTOSIS = {"normal": 3.0, "uniform": 1.8, "truncated normal": 3.0}
 # numbers of equal parts of an axis that are compared with each other: shards, heads
@@ -536,11 +537,12 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
     for axis in range(min(standard.ndim, 2)):
         lines = standard.reshape(len(standard), -1)
         if axis == 1:
-            lines = lines[: max(1, PREFIX // max(1, lines.shape[1] // 64))].T
-        numbers = {count for count in NUMBERS_OF_PARTS if len(lines) % count == 0}
+            fewest_rows = max(1, PREFIX // max(1, lines.shape[1] // 64))
+            lines = lines[:fewest_rows].T
+        part_counts = {count for count in NUMBERS_OF_PARTS if len(lines) % count == 0}
         if len(standard) <= NUMBERS_OF_PARTS[-1] and len(lines) > 1:
-            numbers.add(len(lines))
-        for count in sorted(numbers):
+            part_counts.add(len(lines))
+        for count in sorted(part_counts):
             parts = lines.reshape(count, -1)[:, :PREFIX]
             if parts.shape[1] >= FEWEST:
                 pairs.append(most_correlated(parts, axis))
@@ -554,9 +556,8 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
         f"expected independent entries, found {relation} in two of {closest.parts}"
         f" equal parts of axis {closest.axis}: are seeds equal?"
     )
-    yield InitFinding(
-        where=name, what="independence", p=min(1.0, len(pairs) * closest.p), text=text
-    )
+    p = min(1.0, len(pairs) * closest.p)
+    yield InitFinding(where=name, what="independence", p=p, text=text)
 
 
 def most_correlated(parts: Floats, axis: int) -> Pair:
@@ -575,7 +576,8 @@ def most_correlated(parts: Floats, axis: int) -> Pair:
 def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
     """The test of the largest singular value of a matrix, of rows and columns at most.
 
-    Its square has a law of Tracy and Widom, with the centre and scale of Johnstone
+    With m rows and n columns, its square has a law of Tracy and Widom, with the centre
+    (√(n−1) + √m)² and the scale (√(n−1) + √m)(1/√(n−1) + 1/√m)^{1/3} of Johnstone
     (2001); exp(−⅔ t^{3/2}) is above its upper tail.
     """
     from scipy import linalg
@@ -585,15 +587,17 @@ def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
     matrix = standard[:LARGEST_GRAM, :LONGEST_ROWS]
     rows, columns = matrix.shape
     gram = matrix @ matrix.T
-    (largest,) = linalg.eigvalsh(gram, subset_by_index=[rows - 1, rows - 1])
-    roots = math.sqrt(columns - 1), math.sqrt(rows)
-    scale = sum(roots) * (1 / roots[0] + 1 / roots[1]) ** (1 / 3)
-    t = (float(largest) - sum(roots) ** 2) / scale
+    last = rows - 1
+    (largest,) = linalg.eigvalsh(gram, subset_by_index=[last, last])
+    root_columns, root_rows = math.sqrt(columns - 1), math.sqrt(rows)
+    edge = root_columns + root_rows
+    scale = edge * (1 / root_columns + 1 / root_rows) ** (1 / 3)
+    t = (float(largest) - edge**2) / scale
     p = math.exp(-2 / 3 * max(t, 0.0) ** 1.5)
-    norm = math.sqrt(float(largest)) / sum(roots)
+    relative_norm = math.sqrt(float(largest)) / edge
     text = (
         "expected the largest singular value of independent entries, found"
-        f" {norm:.3g} times that: is a matrix of low rank added?"
+        f" {relative_norm:.3g} times that: is a matrix of low rank added?"
     )
     return InitFinding(where=name, what="spectrum", p=p, text=text)
 
@@ -606,23 +610,23 @@ def correlation_tests(
     `starts` are the first entries of each, `PREFIX` of them at most. There is one test
     for each parameter, of all its pairs with earlier ones.
     """
-    names = [
-        name
-        for name in starts
-        if name in expected and expected[name].law in INDEPENDENT
-    ]
+    names = []
+    for name in starts:
+        if name in expected and expected[name].law in INDEPENDENT:
+            names.append(name)
     if len(names) < 2:
         return
+    # entries of each parameter in units of their size, (parameters, PREFIX)
     rows = np.zeros((len(names), PREFIX))
-    counts = np.zeros(len(names))
+    counts = np.array([float(starts[name].size) for name in names])
     for k, name in enumerate(names):
-        x = starts[name] - expected[name].mean
-        rows[k, : x.size] = x / max(math.sqrt(float(np.mean(x**2))), 1e-300)
-        counts[k] = x.size
+        deviations = starts[name] - expected[name].mean
+        rows[k, : deviations.size] = deviations / _rms(deviations)
     products = rows @ rows.T
+    # of n independent pairs of entries the sum of products has variance n
     z = products / np.sqrt(np.minimum.outer(counts, counts))
     # too few entries for a normal law of the product
-    z[counts[:, None] * counts < 64 * 64] = 0.0
+    z[np.outer(counts, counts) < FEWEST_PRODUCTS] = 0.0
     for k in range(1, len(names)):
         other = int(np.argmax(np.abs(z[k, :k])))
         r = float(products[k, other] / min(counts[k], counts[other]))
@@ -680,25 +684,40 @@ def _summaries(x: Floats) -> dict[str, float]:
     mean are relative to the size of the whole. "independence" is the size of the
     cosines between different rows (or columns, if there are fewer).
     """
-    size = math.sqrt(float(np.mean(x**2))) + 1e-300
+    size = _rms(x)
     summaries = {
         "size": math.log(size),
         "mean": float(x.mean()) / size,
         "largest": math.log(float(np.abs(x).max()) + 1e-300),
     }
     lines = x.reshape(len(x), -1) if x.ndim else x.reshape(1, 1)
-    for count in NUMBERS_OF_PARTS:
-        if len(lines) % count == 0 and x.size // count >= FEWEST_LINES:
-            parts = lines.reshape(count, -1)
-            for k, part in enumerate(parts):
-                of_part = math.sqrt(float(np.mean(part**2))) + 1e-300
-                summaries[f"part {k + 1} of {count}"] = math.log(of_part / size)
-            break
+    summaries |= _sizes_of_parts(lines, size)
     if min(lines.shape) >= 2:
         if lines.shape[0] > lines.shape[1]:
             lines = lines.T
         rows = lines[:LARGEST_GRAM, :LONGEST_ROWS]
-        gram = rows @ rows.T / (rows.shape[1] * size**2)
-        off_diagonal = gram - np.diag(np.diag(gram))
+        cosines = rows @ rows.T / (rows.shape[1] * size**2)
+        off_diagonal = cosines - np.diag(np.diag(cosines))
         summaries["independence"] = math.sqrt(float(np.mean(off_diagonal**2)))
     return summaries
+
+
+def _sizes_of_parts(lines: Floats, size: float) -> dict[str, float]:
+    """Logarithms of the sizes of equal parts of the first axis, over that of all.
+
+    The number of parts is the first of NUMBERS_OF_PARTS that divides the axis into
+    parts with enough entries; without one there are none.
+    """
+    for count in NUMBERS_OF_PARTS:
+        if len(lines) % count == 0 and lines.size // count >= FEWEST_LINES:
+            parts = lines.reshape(count, -1)
+            return {
+                f"part {k} of {count}": math.log(_rms(part) / size)
+                for k, part in enumerate(parts, start=1)
+            }
+    return {}
+
+
+def _rms(x: Floats) -> float:
+    """The root mean square, above 0 so that it has a logarithm."""
+    return math.sqrt(float(np.mean(x**2))) + 1e-300

@@ -61,11 +61,14 @@ def watched(net: Structure) -> list[Node]:
     nodes: list[Node] = [*net.streams]
     for block in net.blocks:
         nodes += [block.before, block.start, block.stream]
-        nodes += [] if block.middle is None else [block.middle]
-        nodes += [node for branch in block.branches.values() for node in branch]
+        if block.middle is not None:
+            nodes.append(block.middle)
+        for branch in block.branches.values():
+            nodes += branch
         for softmax in block.softmaxes:
             nodes += [softmax.args[0], softmax]
-    nodes += [] if net.logits is None else [net.logits]
+    if net.logits is not None:
+        nodes.append(net.logits)
     return list(dict.fromkeys(nodes))
 
 
@@ -110,17 +113,19 @@ def _record_end(
 ) -> None:
     """Enter the quantities `END` of the logits.
 
-    Without targets the loss is the mean over all words.
+    The loss is the mean of log Σ exp(logits) − the logit of the right word. Without
+    targets the right logit is the mean over all words.
     """
     logits = _rows(logits)
     if targets is None:
-        right = logits.mean(-1)
+        right_logits = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
-        right = logits[range(len(targets.rows)), list(targets.words)]
-    largest_logit = logits.max(-1)
-    sums = np.exp(logits - largest_logit[:, None]).sum(-1)
-    loss = (largest_logit + np.log(sums) - right).mean()
+        rows, words = range(len(targets.rows)), list(targets.words)
+        right_logits = logits[rows, words]
+    largest_logits = logits.max(-1)
+    sums = np.exp(logits - largest_logits[:, None]).sum(-1)
+    loss = (largest_logits + np.log(sums) - right_logits).mean()
     std, _, largest = of_logits(logits)
     _record(quantities, k=0, names=END, values=(std, loss, largest))
 
@@ -163,27 +168,38 @@ def pass_findings(
         text = "expected finite activations, found NaN or infinity"
         finding = InitFinding(where=error.where, what="finite", p=0.0, text=text)
         return PassFindings([finding], tests=1, checked="forward pass")
-    by_block = {name: x.reshape(draws, -1) for name, x in law.items()}
-    laws = {
-        (name, k): by_block[name][:, k]
-        for name, k in quantities
-        if name in by_block and k < by_block[name].shape[1]
-    }
+    laws = _laws_by_block(law, quantities, draws)
     compared = {key: quantities[key] for key in laws}
     masks = _compare_masks(net, weights, known.masks)
     findings = list(masks.wrong.values())
     for (name, k), p in zip(compared, pass_tests(compared, laws), strict=True):
         because_of_mask = k in masks.wrong and name in SCORES
-        if p < level and not because_of_mask:
-            low, high = np.quantile(laws[name, k], [0.005, 0.995])
-            text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
-            findings.append(
-                InitFinding(where=_path(net, name, k), what=name, p=p, text=text)
-            )
-    tests = len(compared) + masks.compared
+        if p >= level or because_of_mask:
+            continue
+        low, high = np.quantile(laws[name, k], [0.005, 0.995])
+        text = f"expected {low:.4g} to {high:.4g}, found {compared[name, k]:.4g}"
+        path = _path(net, name, k)
+        findings.append(InitFinding(where=path, what=name, p=p, text=text))
     checked = _checked(compared)
-    problem = "" if checked else "it has no quantity in common with the reference"
-    return PassFindings(findings, tests=tests, checked=checked, problem=problem)
+    return PassFindings(
+        findings,
+        tests=len(compared) + masks.compared,
+        checked=checked,
+        problem="" if checked else "it has no quantity in common with the reference",
+    )
+
+
+def _laws_by_block(
+    law: Mapping[str, Any], quantities: Iterable[tuple[str, int]], draws: int
+) -> dict[tuple[str, int], Floats]:
+    """The draws of those quantities (name, block) that the law has."""
+    laws = {}
+    for name, block in quantities:
+        if name in law:
+            by_block = law[name].reshape(draws, -1)  # (draws, blocks)
+            if block < by_block.shape[1]:
+                laws[name, block] = by_block[:, block]
+    return laws
 
 
 class PassFindings(NamedTuple):
@@ -250,7 +266,7 @@ def _checked(compared: Iterable[tuple[str, int]]) -> str:
 
 
 def _path(net: Structure, name: str, k: int) -> str:
-    """The module, or the parameter, that a quantity is of."""
+    """The module, or the parameter, that a quantity of block k is of."""
     if name.startswith(STARTS) or name == "grad_input":
         stack = net.stacks[-1 if name.startswith("decoder") else 0]
         return path_of(stack[0].before) or "the input of the first block"
@@ -258,7 +274,11 @@ def _path(net: Structure, name: str, k: int) -> str:
         return net.words.table
     if name in (*END, "grad_head", "grad_embedding"):
         return net.head or "the output"
-    block = net.blocks[k]
+    return _path_in_block(net, net.blocks[k], name)
+
+
+def _path_in_block(net: Structure, block: Block, name: str) -> str:
+    """The module of a block that a quantity is of."""
     if name in SCORES and block.softmaxes:
         return path_of(block.softmaxes[0])
     branches = block.branches.get(name.removesuffix("_share"))

@@ -94,19 +94,13 @@ class Reference:
 
         It is "unknown" if there is none.
         """
-        for known_name in (name, without_wrappers(name)):
-            law = None if self.laws is None else self.laws.get(known_name)
-            if law is not None and law.shape == shape:
-                return law
-        law = self._law_of_role(name, shape)
+        law = self._law_of_name(name, shape) or self._law_of_role(name, shape)
         if law is not None:
             return law
-        place = Place(None, "")
-        if net is not None:
-            place = net.places.get(name, place)
-        std = self.stds.get(place)
-        if std is None:
+        place = None if net is None else net.places.get(name)
+        if place is None or place not in self.stds:
             return self._law_of_vector(name, shape, net, uses.get(name))
+        std = self.stds[place]
         zero_rows: tuple[int, ...] = ()
         if place == Place(None, "embedding") and self.padding is not None:
             zero_rows = (self.padding,)
@@ -119,6 +113,16 @@ class Reference:
             note=DECLARED,
             value=0.0,
         )
+
+    def _law_of_name(self, name: str, shape: tuple[int, ...]) -> Parameter | None:
+        """The law of the parameter of this name, with or without names of wrappers."""
+        if self.laws is None:
+            return None
+        for known_name in (name, without_wrappers(name)):
+            law = self.laws.get(known_name)
+            if law is not None and law.shape == shape:
+                return law
+        return None
 
     def _law_of_role(self, name: str, shape: tuple[int, ...]) -> Parameter | None:
         """The law of the parameter with the same role under another familiar name.

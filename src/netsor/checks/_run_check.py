@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -61,14 +62,16 @@ LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
 STD_FACTOR = 1.05  # by which all matrices are multiplied, to see what depends on it
 PAIRED = 8  # runs of that
-FEW = 2  # runs with each mistake, of the seeds of healthy ones
+FEWER = 2  # runs with each mistake, of the seeds of healthy ones
+FEW = 4  # runs with the promising ones
 MOST_SCREENED = 32  # mistakes that are tried with a few runs
 MOST_TRIED = 8  # and with more
 # what is added to the misfit of a mistake, as minus twice the logarithm of its odds
 RARE = 4.0  # mistakes that are seldom made
 FITTED = 20.0  # for each constant that is taken from the log: it fits a seed's noise
-DECISIVE = 20.0  # differences of `_misfit` that no noise of few runs makes
+DECISIVE = 40.0  # differences of `_misfit` that no noise of few runs makes
 SHRUNK = 0.2  # of correlations that runs show is noise
+SHRUNK_OF_FEW = 0.5  # if few runs show how a mistake changes the numbers
 MOST_EARLIER = 2  # steps besides the first one that predict a number
 NARROWER = 0.8  # a prediction is used if it makes a band narrower by this factor
 FARTHEST = 1e6  # standard deviations from what is expected; farther is as far
@@ -195,8 +198,8 @@ class RunFinding:
     low, high, expected : float
         The band, and its centre.
     is_given_others : bool
-        Whether the band is that of runs with the same numbers at earlier steps (and,
-        for a group, in total), not of all runs.
+        Whether the band is that of runs with the same total norm, and the same norms of
+        the group at earlier steps, not of all runs.
 
     Examples
     --------
@@ -584,20 +587,20 @@ class RunLaw:
     def _predicted(self, logged: RunLog) -> list[Predicted]:
         """The numbers that others of the same run predict better than their law does.
 
-        Those are the same quantity at earlier steps and, for a group, that of all
-        groups at the same step.
+        They are those of groups, given the number of all groups at the same step, and
+        that of the group at earlier steps. Numbers of a whole network are not given
+        earlier ones: now and then a healthy run jumps.
         """
         present = compared(logged, self.loop.steps)
         predicted = []
         for name, steps in present.items():
             whole = name.partition("/")[0]
-            for step in sorted(steps):
+            of_all = present.get(whole, {}) if name != whole else {}
+            for step in sorted(set(steps) & set(of_all)):
                 earlier = [(name, k) for k in sorted(steps) if k < step]
-                known = earlier[:1] + earlier[1:][-MOST_EARLIER:]
-                if name != whole and step in present.get(whole, {}):
-                    known.append((whole, step))
-                each = Predicted(name, step, tuple(known))
-                if known and self._is_predictable(each):
+                used = earlier[:1] + earlier[1:][-MOST_EARLIER:]
+                each = Predicted(name, step, ((whole, step), *used))
+                if self._is_predictable(each):
                     predicted.append(each)
         return predicted
 
@@ -706,59 +709,64 @@ class RunLaw:
     def _explanations(self, logged: RunLog, first: int) -> list[str]:
         """The questions of the mistakes that explain the log, the likeliest first.
 
-        All are tried with one run up to the `first` finding, the better ones with a few
-        up to the step after it, and the best with more runs of all steps.
+        All are tried with two runs up to the `first` finding, the better ones with a
+        few up to the step after it, and the best with more runs of all steps.
         """
         mistakes = self.loop.mistakes(self._departures(logged))
         LOG.info(
             "numbers are outside their bands: trying %s",
             counted(len(mistakes), "mistake"),
         )
-        screened = self._ordered(mistakes, logged, runs=1, last=first)[:MOST_SCREENED]
+        screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
-        likely = self._ordered([each for _, each in screened], logged, FEW, last)
+        likely = self._ordered([tried.mistake for tried in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
         confirmed = []
-        for order, mistake in likely[:MOST_TRIED]:
-            if order > best + DECISIVE:
+        for tried in likely[:MOST_TRIED]:
+            if tried.misfit > best + DECISIVE:
                 break
-            values = self._with_mistake(mistake, FEWEST, self.loop.steps)
+            values = self._with_mistake(tried.mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
-                best = min(best, order)
-                misfit = self._misfit(values, logged) + mistake.cost
-                confirmed.append((misfit, mistake))
-        confirmed.sort(key=lambda each: each[0])
-        named = [mistake for _, mistake in confirmed]
+                best = min(best, tried.misfit)
+                misfit = self._misfit(values, logged) + tried.mistake.cost
+                confirmed.append(Tried(misfit, tried.mistake))
+        confirmed.sort(key=attrgetter("misfit"))
+        named = [tried.mistake for tried in confirmed]
         if named and named[0].cost < FITTED:  # which a fitted constant only repeats
             named = [mistake for mistake in named if mistake.cost < FITTED]
         return list(dict.fromkeys(mistake.question for mistake in named))
 
     def _ordered(
         self, mistakes: Sequence[Hypothesis], logged: RunLog, runs: int, last: int
-    ) -> list[tuple[float, Hypothesis]]:
+    ) -> list[Tried]:
         """Mistakes by their misfit with a few runs up to a step, the best first."""
         beginning = _up_to(logged, last)
-        scored = []
+        possible = []
         for mistake in mistakes:
             values = self._with_mistake(mistake, runs, last)
             if values:
-                misfit = self._misfit(self._shifted(values), beginning)
-                scored.append((misfit + mistake.cost, mistake))
-        return sorted(scored, key=lambda each: each[0])
+                law = self._shifted(values)
+                misfit = self._misfit(law, beginning, SHRUNK_OF_FEW)
+                possible.append(Tried(misfit + mistake.cost, mistake))
+        return sorted(possible, key=attrgetter("misfit"))
 
     def _departures(self, logged: RunLog) -> Departures:
-        """How far the log is from the medians of healthy runs."""
+        """How far the log is from the medians of healthy runs.
+
+        Factors exist where the number and the median are positive.
+        """
         factors: dict[str, dict[int, float]] = {}
         differences: dict[str, dict[int, float]] = {}
         for name, steps in compared(logged, self.loop.steps).items():
             medians = np.median(self.values[name], axis=0)
-            finite = {k: x.value for k, x in steps.items() if np.isfinite(x.value)}
-            differences[name] = {k: x - float(medians[k]) for k, x in finite.items()}
-            factors[name] = {
-                k: x / float(medians[k])
-                for k, x in finite.items()
-                if medians[k] > 0 and x > 0
-            }
+            factors[name], differences[name] = {}, {}
+            for step, number in steps.items():
+                value, median = number.value, float(medians[step])
+                if not np.isfinite(value):
+                    continue
+                differences[name][step] = value - median
+                if median > 0 and value > 0:
+                    factors[name][step] = value / median
         return Departures(factors, differences)
 
     def _with_mistake(
@@ -791,68 +799,89 @@ class RunLaw:
     def _shifted(self, few: Mapping[str, Floats]) -> dict[str, Floats]:
         """The law of a mistake, from few runs that share their seeds with healthy ones.
 
-        Most of the spread is that of the seeds, so the mean change of few runs shifts
-        the healthy law. Numbers that are the same in all of them are constants.
+        Most of the spread is that of the seeds, so the changes of few runs shift the
+        healthy law and widen it. Numbers that are the same in all of them are
+        constants.
         """
         shifted = {}
         for name, all_steps in self.values.items():
-            runs, steps = few[name].shape
-            healthy = all_steps[:, :steps]
-            change = (few[name] - healthy[:runs]).mean(axis=0)
-            numbers = healthy + change
-            factors = np.exp(_mean_log_ratio(few[name], healthy[:runs]))
-            positive = (few[name] > 0).all(axis=0) & (healthy > 0).all(axis=0)
-            numbers = np.where(positive, healthy * factors, numbers)
-            is_constant = (few[name] == few[name][0]).all(axis=0) & (runs > 1)
-            shifted[name] = np.where(is_constant, few[name][0], numbers)
+            steps = few[name].shape[1]
+            columns = [
+                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+            ]
+            shifted[name] = np.stack(columns, axis=1)
         return shifted
 
-    def _misfit(self, values: Mapping[str, Floats], logged: RunLog) -> float:
+    def _misfit(
+        self, values: Mapping[str, Floats], logged: RunLog, shrunk: float = SHRUNK
+    ) -> float:
         """Minus twice the log likelihood of a log, up to a constant.
 
-        It is that of Student's law with few degrees of freedom, whose correlations are
-        those of healthy runs: a seed that makes all gradients large counts once.
+        It is that of Student's law with few degrees of freedom ν, whose correlations C
+        are those of healthy runs: a seed that makes all gradients large counts once.
+        For N numbers z standard deviations off it is
+        (ν + N) log(1 + zᵀ C⁻¹ z / ν) + Σ log variance.
         """
-        keys, scores, scale = [], [], 0.0
+        keys, scores, log_variances = [], [], 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
-                score, variance = self._score(number, values[name][:, step])
+                score = self._score(number, values[name][:, step])
                 keys.append((name, step))
-                scores.append(score)
-                scale += float(np.log(variance))
-        correlations = self._correlations(keys)
+                scores.append(score.distance)
+                log_variances += math.log(score.variance)
+        correlations = self._correlations(keys, shrunk)
         z = np.array(scores)
         square = float(z @ np.linalg.solve(correlations, z))
-        return float((DEGREES + len(z)) * np.log1p(square / DEGREES) + scale)
+        likelihood_of_z = (DEGREES + len(z)) * math.log1p(square / DEGREES)
+        return likelihood_of_z + log_variances
 
-    def _score(self, number: Logged, x: Floats) -> tuple[float, float]:
-        """How far a logged number is from its values in runs, and their variance.
+    def _score(self, number: Logged, values: Floats) -> Score:
+        """How far a logged number is from its values in runs, (runs,).
 
-        The distance is in standard deviations; `x` are the values, (runs,).
+        Positive numbers are compared by their logarithms.
         """
         value, rounding = number
-        if (x > 0).all() and value > 0:
-            x, value, rounding = np.log(x), float(np.log(value)), rounding / value
-        variance = self.tolerance**2 + rounding**2 + float(x.var())
-        distance = (value - float(x.mean())) / math.sqrt(variance)
-        return max(-FARTHEST, min(distance, FARTHEST)), variance
+        if (values > 0).all() and value > 0:
+            rounding /= value
+            value = math.log(value)
+            values = np.log(values)
+        variance = self.tolerance**2 + rounding**2 + float(values.var())
+        distance = (value - float(values.mean())) / math.sqrt(variance)
+        return Score(max(-FARTHEST, min(distance, FARTHEST)), variance)
 
-    def _correlations(self, keys: Sequence[tuple[str, int]]) -> Floats:
+    def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
 
-        Few runs show them with errors, so they are shrunk.
+        `keys` are their names and steps. Runs show correlations with errors, so the
+        share `shrunk` of them is left out.
         """
-        x = np.stack([on_its_scale(self.values[name][:, k]) for name, k in keys])
-        x = x - x.mean(axis=1, keepdims=True)
-        sizes = np.linalg.norm(x, axis=1, keepdims=True)
-        x = np.divide(x, sizes, out=np.zeros_like(x), where=sizes > 0)
-        correlations: Floats = (1 - SHRUNK) * (x @ x.T)
+        columns = [on_its_scale(self.values[name][:, step]) for name, step in keys]
+        numbers = np.stack(columns)  # (numbers, runs)
+        deviations = numbers - numbers.mean(axis=1, keepdims=True)
+        norms = np.linalg.norm(deviations, axis=1, keepdims=True)
+        directions = np.zeros_like(deviations)
+        np.divide(deviations, norms, out=directions, where=norms > 0)
+        correlations: Floats = (1 - shrunk) * (directions @ directions.T)
         np.fill_diagonal(correlations, 1.0)
         return correlations
 
     def _holds(self, values: Mapping[str, Floats], logged: RunLog) -> bool:
         """Whether the bands of a mistake hold the whole log."""
         return not self._findings(values, logged)
+
+
+class Tried(NamedTuple):
+    """A mistake whose runs were compared with a log."""
+
+    misfit: float  # minus twice the log of its likelihood and of its odds
+    mistake: Hypothesis
+
+
+class Score(NamedTuple):
+    """How far a number is from those of runs."""
+
+    distance: float  # in standard deviations, at most FARTHEST
+    variance: float
 
 
 class Predicted(NamedTuple):
@@ -871,6 +900,26 @@ def _known_numbers(values: Mapping[str, Floats], predicted: Predicted) -> Floats
 def on_its_scale(values: Floats) -> Floats:
     """The logarithms of numbers that are all positive; others as they are."""
     return np.log(values) if (values > 0).all() else values
+
+
+def _moved(healthy: Floats, few: Floats) -> Floats:
+    """Healthy numbers that move and spread as `few` of the same seeds did.
+
+    Numbers that are all positive move by their logarithms. The spread of the changes is
+    added with alternating signs, whose mean is 0 and whose variance is 1.
+    """
+    if (few == few[0]).all():
+        return np.full_like(healthy, few[0])
+    is_log = bool((healthy > 0).all() and (few > 0).all())
+    before, after = healthy, few
+    if is_log:
+        before, after = np.log(healthy), np.log(few)
+    changes = after - before[: len(after)]
+    signs = np.where(np.arange(len(before)) % 2, 1.0, -1.0)
+    moved: Floats = before + changes.mean() + signs * changes.std(ddof=1)
+    if is_log:
+        moved = np.exp(moved)
+    return moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:

@@ -54,6 +54,8 @@ WANDB = (
     " wandb.Api().run(PATH).history().to_csv('run.csv') does"
 )
 LARGEST = 2**28  # bytes of a log that is read
+RATE = "lr"
+RATE_ROUNDING = 0.05  # the largest relative rounding of a learning rate
 HALF_TENTH = 0.05  # the rounding of numbers with one digit after the point
 MOST_NAMED = 12  # columns of a log that an error names
 
@@ -109,6 +111,8 @@ def read_log(
     for quantity in known:
         by_step = _numbers_of(rows, steps, _names(quantity, columns))
         counted = {step - start: x for step, x in by_step.items() if step >= start}
+        if quantity == RATE:
+            counted = {step: _as_rate(x) for step, x in counted.items()}
         if counted:
             numbers[quantity] = counted
     _refuse_missing(columns, numbers, rows)
@@ -120,6 +124,12 @@ def read_log(
             " (--column grad_norm=NAME)"
         )
     return RunLog(name, numbers, start)
+
+
+def _as_rate(rate: Logged) -> Logged:
+    """A learning rate, which has two digits or more: 0.001 is set, not rounded."""
+    largest = RATE_ROUNDING * abs(rate.value)
+    return rate._replace(rounding=min(rate.rounding, largest))
 
 
 def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:
@@ -157,13 +167,14 @@ def _with_roundings_of_column(numbers: Mapping[int, Logged]) -> dict[int, Logged
     "3.0" may be rounded to one digit, or be 3: the other numbers show which. A column
     of zeros is one of zeros.
     """
-    shown = [x.rounding for x in numbers.values() if not _is_whole(x)]
-    return {
-        step: x._replace(rounding=min(shown, default=x.rounding if x.value else 0.0))
-        if _is_whole(x)
-        else x
-        for step, x in numbers.items()
-    }
+    roundings = [x.rounding for x in numbers.values() if not _is_whole(x)]
+    result = {}
+    for step, number in numbers.items():
+        if _is_whole(number):
+            default = number.rounding if number.value else 0.0
+            number = number._replace(rounding=min(roundings, default=default))
+        result[step] = number
+    return result
 
 
 def _is_whole(number: Logged) -> bool:
@@ -258,25 +269,29 @@ def rows_of(source: Any) -> tuple[str, list[Row]]:
     """The name of a log and its rows."""
     if isinstance(source, str | Path):
         return named(source), _read(Path(source))
-    records = getattr(source, "to_dict", None)
-    if callable(records) and hasattr(source, "columns"):  # a table of pandas
-        source = records("records")
-    if isinstance(source, Mapping):  # of lists, by column
-        columns = {name: list(values) for name, values in source.items()}
-        lengths = {len(values) for values in columns.values()}
-        if len(lengths) == 1:
-            source = [
-                {name: values[k] for name, values in columns.items()}
-                for k in range(lengths.pop())
-            ]
-    is_rows = isinstance(source, list | tuple) and all(
-        isinstance(row, Mapping) for row in source
-    )
-    if not is_rows or not source:
+    to_dict = getattr(source, "to_dict", None)
+    if callable(to_dict) and hasattr(source, "columns"):  # a table of pandas
+        source = to_dict("records")
+    if isinstance(source, Mapping):
+        source = _rows_of_columns(source)
+    has_rows = isinstance(source, list | tuple) and len(source) > 0
+    if not has_rows or not all(isinstance(row, Mapping) for row in source):
         raise ArgumentError(
             "log", source, "a file, a list of mappings, or a mapping of lists"
         )
     return "of rows", list(source)
+
+
+def _rows_of_columns(source: Mapping[str, Any]) -> Any:
+    """The rows of lists by column; the mapping itself if their lengths differ."""
+    columns = {name: list(values) for name, values in source.items()}
+    lengths = {len(values) for values in columns.values()}
+    if len(lengths) != 1:
+        return source
+    return [
+        dict(zip(columns, values, strict=True))
+        for values in zip(*columns.values(), strict=True)
+    ]
 
 
 def _read(path: Path) -> list[Row]:

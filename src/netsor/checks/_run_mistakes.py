@@ -89,6 +89,34 @@ def logged_late(loop: TrainingLoop) -> Hypothesis:
     )
 
 
+def two_updates(loop: TrainingLoop) -> Hypothesis:
+    """Each step updates the parameters twice."""
+    return Hypothesis(
+        "two updates",
+        "does the optimiser step twice at each step?",
+        replace(loop, updates=2),
+    )
+
+
+def one_batch(wrong_loop: TrainingLoop) -> Hypothesis:
+    """Every step trains on the first batch, as `wrong_loop` does."""
+    return Hypothesis("one batch", "is the first batch used at every step?", wrong_loop)
+
+
+def labels_not_shifted(wrong_loop: TrainingLoop) -> Hypothesis:
+    """Each token predicts itself, as in `wrong_loop`."""
+    return Hypothesis(
+        "labels not shifted",
+        "are labels not shifted: does each predict itself?",
+        wrong_loop,
+    )
+
+
+def labels_shifted_twice(wrong_loop: TrainingLoop) -> Hypothesis:
+    """Each token predicts the one after the next, as in `wrong_loop`."""
+    return Hypothesis("labels shifted twice", "are labels shifted twice?", wrong_loop)
+
+
 def mistakes_of_clipping(
     loop: TrainingLoop, clipped: float | None = None
 ) -> Iterator[Hypothesis]:

@@ -16,7 +16,7 @@ from .._validate import shown
 # what is raised by texts that are no literals
 NO_LITERAL = (SyntaxError, ValueError, TypeError, MemoryError, RecursionError)
 HOW_TO_QUOTE = "put quotes around it if it is a text"
-OPENING, CLOSING = "([{", ")]}"
+OPENING, CLOSING, QUOTES = "([{", ")]}", "'\""
 
 
 def literal(text: str) -> Any:
@@ -43,17 +43,23 @@ def value_of(text: str, module: ModuleType | SimpleNamespace) -> Any:
 
 def parts_of(text: str) -> list[str]:
     """The parts of a text between its commas; not those inside brackets or quotes."""
-    parts, depth, quote = [""], 0, ""
+    parts = [""]
+    depth = 0  # how many brackets are open
+    quote = ""  # the quotation mark that is open
     for character in text:
-        if quote:
-            quote = "" if character == quote else quote
-        elif character in "'\"":
-            quote = character
-        depth += (character in OPENING) - (character in CLOSING) if not quote else 0
-        if character == "," and not depth and not quote:
+        if character == "," and depth == 0 and not quote:
             parts.append("")
-        else:
-            parts[-1] += character
+            continue
+        parts[-1] += character
+        if quote:
+            if character == quote:
+                quote = ""
+        elif character in QUOTES:
+            quote = character
+        elif character in OPENING:
+            depth += 1
+        elif character in CLOSING:
+            depth -= 1
     return [part.strip() for part in parts]
 
 

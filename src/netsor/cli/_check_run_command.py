@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -127,16 +127,7 @@ def check_run_command(
     from ..checks._run_logs import rows_of
     from ._load_program import jax_or_torch_model, named_values, usage_errors
 
-    if propose == (log is not None):
-        raise UsageError(
-            "--log FILE or --propose must be given, and not both:"
-            " ns.torch.Recorder(model, optimizer) records FILE in your loop, and"
-            " --propose says which part of the batch is enough"
-        )
-    for path in options["batches"]:
-        out.check_name("--batch", path)
-    if log is not None:
-        out.check_name("--log", log)
+    _check_files(log, options["batches"], propose)
     named_columns = named_values("--column", columns)
     with out.stdout_to_stderr(as_json), usage_errors():
         build, library = of_file = jax_or_torch_model(model, arguments)
@@ -164,6 +155,20 @@ def check_run_command(
     out.echo_either(as_json, result.to_dict(), text)
     if not result.ok:
         raise click.exceptions.Exit(FLAGGED)
+
+
+def _check_files(log: str | None, batches: Sequence[str], propose: bool) -> None:
+    """Require a log or --propose, and names of files that can be opened."""
+    if propose == (log is not None):
+        raise UsageError(
+            "--log FILE or --propose must be given, and not both:"
+            " ns.torch.Recorder(model, optimizer) records FILE in your loop, and"
+            " --propose says which part of the batch is enough"
+        )
+    for path in batches:
+        out.check_name("--batch", path)
+    if log is not None:
+        out.check_name("--log", log)
 
 
 def _batches_of_jax(

@@ -162,18 +162,19 @@ def _argument_remedy(named: NamedProgram, error: BaseException) -> str:
 def _configuration_class(named: NamedProgram, module: Any, argument: str) -> str:
     """The class of a file that a missing argument takes, as GPTConfig for `config`.
 
-    It is "" if no class is named after the argument, or several are.
+    It is "" if no class is named after the argument, or several are. Of several, the
+    one that is named after the function and the argument is chosen.
     """
-    classes = [
-        name
-        for name in (_names_defined_in(module) if module else [])
-        if isinstance(getattr(module, name), type)
-        and name.lower().endswith(argument.lower())
-    ]
-    own = [
-        name for name in classes if name.lower() == f"{named.name}{argument}".lower()
-    ]
-    chosen = own or classes
+    if not module:
+        return ""
+    candidates = []
+    for name in _names_defined_in(module):
+        is_class = isinstance(getattr(module, name), type)
+        if is_class and name.lower().endswith(argument.lower()):
+            candidates.append(name)
+    full_name = f"{named.name}{argument}".lower()
+    exact = [name for name in candidates if name.lower() == full_name]
+    chosen = exact or candidates
     return chosen[0] if len(chosen) == 1 else ""
 
 
@@ -197,22 +198,30 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
     LOADED.add(str(getattr(module, "__file__", "")))
-    value: Any = getattr(module, match["name"], None)
+    name, index = match["name"], match["index"]
+    value: Any = getattr(module, name, None)
     if value is None:
-        message = f"PROGRAM {match['name']!r} is not in {shown(module_name)}"
-        defined = _names_defined_in(module)
-        similar = get_close_matches(match["name"], defined, n=1)
-        if similar:
-            message += f": did you mean {similar[0]}?"
-        elif defined:
-            more = ", …" if len(defined) > MAX_LISTED else ""
-            message += f", which defines {', '.join(defined[:MAX_LISTED])}{more}"
-        raise UsageError(message)
-    part = None if match["index"] is None else literal(match["index"].strip())
-    values = {name: _argument(name, text, module) for name, text in texts.items()}
+        raise _not_defined(name, module_name, module)
     return NamedProgram(
-        module=module_name, name=match["name"], value=value, part=part, arguments=values
+        module=module_name,
+        name=name,
+        value=value,
+        part=None if index is None else literal(index.strip()),
+        arguments={key: _argument(key, text, module) for key, text in texts.items()},
     )
+
+
+def _not_defined(name: str, module_name: str, module: Any) -> UsageError:
+    """The error for a name that a module lacks, with the names that it defines."""
+    message = f"PROGRAM {name!r} is not in {shown(module_name)}"
+    defined = _names_defined_in(module)
+    similar = get_close_matches(name, defined, n=1)
+    if similar:
+        message += f": did you mean {similar[0]}?"
+    elif defined:
+        more = ", …" if len(defined) > MAX_LISTED else ""
+        message += f", which defines {', '.join(defined[:MAX_LISTED])}{more}"
+    return UsageError(message)
 
 
 def _names_defined_in(module: Any) -> list[str]:

@@ -20,10 +20,10 @@ ENDINGS = {"--out": ".py", "--toml": ".toml"}
 # exit code: a rule is undecided, or --check finds a change that follows the width
 FAILED = 3
 DEPARTED = 1  # exit code with --fail, if something must change
-# those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 # as in maximal_update/_derive.py, which imports numpy
 FEWEST_DRAWS = 3
 TOO_FEW = ": two initialisations give intervals that decide no exponent"
+# those of `FAMILIES` in torch/maximal_update, which needs PyTorch
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
     f"What trains the module: {', '.join(OPTIMISERS)} (the last two not for JAX). Or"
@@ -90,7 +90,6 @@ def parametrise_command(
     model: str,
     path: str | None,
     toml: str | None,
-    batch: str | None,
     overwrite: bool,
     check: bool,
     fail: bool,
@@ -116,44 +115,75 @@ def parametrise_command(
     toml_file = None if toml is None else _named_file("--toml", toml, overwrite)
     with out.stdout_to_stderr(as_json), usage_errors():
         build = find(model).value
-        if options["optimiser"] not in OPTIMISERS:
-            options["optimiser"] = _own_optimiser(model, options["optimiser"])
-        elif fail:
-            raise UsageError(
-                "--fail is for an optimiser of your own: name its function in FILE with"
-                f" --optimizer, not {options['optimiser']}"
-            )
-        if batch is not None:
-            name = f"{model.rpartition(':')[0]}:{batch}"
-            options["batch"] = find(name).value
+        _resolve_names(model, options, fail)
         library = _library(build, options)
         rule = library.parametrise(build, progress=out.echo_error, **options)
         _write(file, rule.source())
         if toml_file is not None:
             _write(toml_file, rule.toml())
-        if check:
-            found = _checked(rule, file, as_json)
-            _write(file, rule.source(found.changes, found.changes_in_depth))
-    content = {**rule.to_dict(), "file": str(file)}
-    text = "" if check else f"{rule}\n\n"
-    text += f"wrote {file}"
-    if toml_file is not None:
-        content["toml"] = str(toml_file)
-        text += f" and {toml_file}"
-    if check:
-        content["check"] = [change.to_dict() for change in found.changes]
-        content["transfer"] = found.transfer.as_dict()
-        text += f"\n\n{rule.check_text(found.changes)}"
-        if rule.depth is not None:
-            in_depth = found.changes_in_depth
-            content["check_in_depth"] = [change.to_dict() for change in in_depth]
-            text += f"\n\n{rule.check_text(in_depth, 'depth')}"
-        text += f"\n\n{found.transfer}"
-    out.echo_either(as_json, content, text)
+        training = _checked(rule, file, as_json) if check else None
+        if training is not None:
+            changes = training.changes, training.changes_in_depth
+            _write(file, rule.source(*changes))
+    content = _content(rule, file, toml_file, training)
+    out.echo_either(as_json, content, _text(rule, file, toml_file, training))
     if fail and rule.departures:
         raise click.exceptions.Exit(DEPARTED)
-    if rule.undecided or (check and found.is_wrong):
+    if rule.undecided or (training is not None and training.is_wrong):
         raise click.exceptions.Exit(FAILED)
+
+
+def _resolve_names(model: str, options: dict[str, Any], fail: bool) -> None:
+    """Replace the names of an own optimiser and of a batch by what FILE defines."""
+    from ._load_program import find
+
+    if options["optimiser"] not in OPTIMISERS:
+        options["optimiser"] = _own_optimiser(model, options["optimiser"])
+    elif fail:
+        raise UsageError(
+            "--fail is for an optimiser of your own: name its function in FILE with"
+            f" --optimizer, not {options['optimiser']}"
+        )
+    batch = options.pop("batch")
+    if batch is not None:
+        source, _, _ = model.rpartition(":")
+        options["batch"] = find(f"{source}:{batch}").value
+
+
+def _content(
+    rule: Any, file: Path, toml_file: Path | None, training: Checked | None
+) -> dict[str, Any]:
+    """The rule, its files and what real training found, for --json."""
+    content = {**rule.to_dict(), "file": str(file)}
+    if toml_file is not None:
+        content["toml"] = str(toml_file)
+    if training is None:
+        return content
+    content["check"] = [change.to_dict() for change in training.changes]
+    content["transfer"] = training.transfer.as_dict()
+    if rule.depth is not None:
+        in_depth = [change.to_dict() for change in training.changes_in_depth]
+        content["check_in_depth"] = in_depth
+    return content
+
+
+def _text(
+    rule: Any, file: Path, toml_file: Path | None, training: Checked | None
+) -> str:
+    """The rule, its files and what real training found, in words.
+
+    With training the rule itself was printed before it started.
+    """
+    files = f"wrote {file}"
+    if toml_file is not None:
+        files += f" and {toml_file}"
+    if training is None:
+        return f"{rule}\n\n{files}"
+    paragraphs = [files, rule.check_text(training.changes)]
+    if rule.depth is not None:
+        paragraphs.append(rule.check_text(training.changes_in_depth, "depth"))
+    paragraphs.append(str(training.transfer))
+    return "\n\n".join(paragraphs)
 
 
 def _checked(rule: Any, file: Path, as_json: bool) -> Checked:

@@ -8,9 +8,9 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 from click import UsageError
@@ -94,30 +94,20 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
     """
     from concurrent.futures.process import BrokenProcessPool  # slow to import
 
-    on_cores = where.backend.kind == "cpu"  # times on a device are not estimated
     with usage_errors(), slow_notice("reading the model"):
         study = make()
-    with usage_errors(), slow_notice("planning"):
-        request = study.request
-        if on_cores:
-            least = study.least_seconds()
-            if least > LONGEST:
-                shorter = study.shorter_than(LONGEST)
-                raise _too_long(request, f"{in_time(least)} or more", shorter)
-        cost = study.estimate()
-        cheaper = study.cheaper(cost) if on_cores else ""
-    if on_cores and cost.clock > LONGEST:
-        raise _too_long(request, f"about {in_time(cost.clock)}", cheaper)
+    request = study.request
+    plan = _planned(study, where)
     left = _what_is_left(request)
     watch.message = f"interrupted; {left}"
     reuses = request.store is not None and request.store.any()
     try:
         with usage_errors():
             study.prepare()
-            sentences = [f"{request.title}; {_announced_cost(cost, where)}."]
+            sentences = [f"{request.title}; {_announced_cost(plan.cost, where)}."]
             if reuses:
                 sentences.append("Finished parts in --out are reused.")
-            sentences += [request.remark, study.saved_memory(), cheaper]
+            sentences += [request.remark, study.saved_memory(), plan.cheaper]
             echo_notice(" ".join(filter(None, sentences)))
             return study.run(where.executor)
     except BrokenProcessPool:
@@ -133,6 +123,33 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
         raise UsageError(
             f"--out {out} must be a folder that can be written to: {reason(error)}"
         ) from None
+
+
+class _Plan(NamedTuple):
+    """What a study costs."""
+
+    cost: Cost
+    cheaper: str  # which options make it cheaper; "" if it is cheap
+
+
+def _planned(study: Study[Any], where: Place) -> _Plan:
+    """The cost of a study; an error if it would take longer than LONGEST.
+
+    Times on a device are not estimated.
+    """
+    request = study.request
+    on_cores = where.backend.kind == "cpu"
+    with usage_errors(), slow_notice("planning"):
+        if on_cores:
+            least = study.least_seconds()
+            if least > LONGEST:
+                shorter = study.shorter_than(LONGEST)
+                raise _too_long(request, f"{in_time(least)} or more", shorter)
+        cost = study.estimate()
+        cheaper = study.cheaper(cost) if on_cores else ""
+    if on_cores and cost.clock > LONGEST:
+        raise _too_long(request, f"about {in_time(cost.clock)}", cheaper)
+    return _Plan(cost, cheaper)
 
 
 def _too_long(request: StudyRequest, time: str, cheaper: str = "") -> UsageError:
@@ -275,23 +292,7 @@ def audit(
     if baseline is not None:
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
-
-    def make(options: dict[str, Any]) -> AuditStudy:
-        """The audit of these options, checked against the rules and the baseline."""
-        study = AuditStudy(_audit_request(options))
-        if earlier is not None:
-            if len(study.request.models) > 1:
-                raise UsageError(
-                    "--baseline is for one model: leave out --compare, --compare-… and"
-                    " --sweep"
-                )
-            earlier.check(study.request, study.request.models[0])
-        with usage_errors(f"--fail-on {shown(','.join(rules))}"):
-            if rules:
-                study.refuse_unmeasured(rules)
-        return study
-
-    result = run(options, make, as_json)
+    result = run(options, partial(_audit_study, rules, earlier), as_json)
     verdict, more_json = "", {}
     failed: list[str] = []
     if earlier is not None:
@@ -312,6 +313,24 @@ def audit(
     if not as_json:
         _point_to_check_init(result.audits)
     _exit_if(failed)
+
+
+def _audit_study(
+    rules: Sequence[str], earlier: Baseline | None, options: dict[str, Any]
+) -> AuditStudy:
+    """The audit of these options, checked against the rules and the baseline."""
+    study = AuditStudy(_audit_request(options))
+    if earlier is not None:
+        if len(study.request.models) > 1:
+            raise UsageError(
+                "--baseline is for one model: leave out --compare, --compare-… and"
+                " --sweep"
+            )
+        earlier.check(study.request, study.request.models[0])
+    with usage_errors(f"--fail-on {shown(','.join(rules))}"):
+        if rules:
+            study.refuse_unmeasured(rules)
+    return study
 
 
 def _point_to_check_init(audits: Sequence[Audit]) -> None:

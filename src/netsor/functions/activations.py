@@ -169,10 +169,15 @@ def row_softmax(p: Array, allowed: Array | None = None) -> Array:
         weights = xp.exp(p - xp.max(p, axis=-1, keepdims=True))
         weights /= xp.sum(weights, axis=-1, keepdims=True)
         return weights
-    # column by column: numpy is slow at reducing short axes
-    largest = reduce(xp.maximum, [p[..., j] for j in range(length)])
+
+    def folded(operation: Callable[[Array, Array], Array], array: Array) -> Array:
+        """The entries along the last axis, combined column by column."""
+        # numpy is slow at reducing short axes
+        return reduce(operation, [array[..., j] for j in range(length)])
+
+    largest = folded(xp.maximum, p)
     weights = xp.exp(p - largest[..., None])
-    total = reduce(xp.add, [weights[..., j] for j in range(length)])
+    total = folded(xp.add, weights)
     return weights * (1.0 / total)[..., None]
 
 
@@ -267,20 +272,30 @@ def _logistic() -> tuple[ScaledTerm, ...]:
     """
     log_k, step = np.linspace(np.log(0.18), np.log(4.0), 28, retstep=True)
     k = np.exp(log_k)
-    j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
+    weights = _kolmogorov_density(k) * k * step  # dk = k d(log k)
+    scales = 2 * k
+    return tuple(
+        [
+            ScaledTerm(weight, scale)
+            for weight, scale in zip(weights.tolist(), scales.tolist(), strict=True)
+        ]
+    )
 
-    # the two series of the density are equal: Σ ∓ 8 k j² e^(−2 j² k²), which converges
-    # fast for large k, and √(2π) Σ (2q/k⁴ − 1/k²) e^(−q/k²), for small k
+
+def _kolmogorov_density(k: Array) -> Array:
+    """The density of Kolmogorov's law at points (nodes,), by the faster of two series.
+
+    They are equal: Σ ∓ 8 k j² e^(−2 j² k²), which converges fast for large k, and
+    √(2π) Σ (2q/k⁴ − 1/k²) e^(−q/k²) with q = (2j − 1)² π²/8, for small k.
+    """
+    j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
     sign = (-1.0) ** (j + 1)
     alternating_terms = sign * j**2 * np.exp(-2 * (j * k) ** 2)
     for_large_k = 8 * k * np.sum(alternating_terms, axis=0)
     q = (2 * j - 1) ** 2 * np.pi**2 / 8
     theta_terms = np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2)
     for_small_k = np.sqrt(2 * np.pi) * np.sum(theta_terms, axis=0)
-    density = np.where(k < 0.8, for_small_k, for_large_k)
-    weights = density * k * step
-    scales = 2 * k
-    return tuple(map(ScaledTerm, weights.tolist(), scales.tolist()))
+    return np.where(k < 0.8, for_small_k, for_large_k)
 
 
 def logistic_mixture(
@@ -316,13 +331,16 @@ def _gelu_difference() -> tuple[Bump, ...]:
     The difference is even, analytic, and vanishes beyond 8, so Gaussian bumps at half
     their width apart fit it, by least squares.
     """
-    centres = 0.25 * np.arange(28)
     x = np.linspace(0.0, 12.0, 1201)
+    difference = GELU_TANH.f(x) - GELU.f(x)
+    centres = 0.25 * np.arange(28)
     right_bumps = np.exp(-2 * (x[:, None] - centres) ** 2)
     left_bumps = np.exp(-2 * (x[:, None] + centres) ** 2)
-    difference = GELU_TANH.f(x) - GELU.f(x)
-    weights = np.linalg.lstsq(right_bumps + left_bumps, difference, rcond=1e-15)[0]
-    return tuple(map(Bump, (*weights, *weights), (*centres, *-centres)))
+    symmetric_bumps = right_bumps + left_bumps
+    weights, *_ = np.linalg.lstsq(symmetric_bumps, difference, rcond=1e-15)
+    right = [Bump(w, centre) for w, centre in zip(weights, centres, strict=True)]
+    left = [Bump(w, -centre) for w, centre in zip(weights, centres, strict=True)]
+    return (*right, *left)
 
 
 def _gelu_tanh_smoothed(m: Array, s: Array) -> Array:

@@ -84,7 +84,7 @@ def known(table: Mapping[Any, T], f: Function) -> T | None:
 
 
 def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
-    """The step function of x.
+    """The step function of x with these breaks, and values on their sides.
 
     At a break it is the smaller value of its two sides, as in the derivatives of
     PyTorch's ReLU and hardtanh.
@@ -109,8 +109,21 @@ def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
 def _steps(
     name: str, parity: int | None, breaks: Row, values: Row, parameters: Row = ()
 ) -> Function:
-    """The step function that has the values (breaks + 1,), in order, between these
-    breaks. `parity` is 1 if it is even, −1 if it is odd and None otherwise.
+    """A step function, constant between its breaks.
+
+    Parameters
+    ----------
+    name
+        The name that is printed.
+    parity
+        1 if it is even, −1 if it is odd and None otherwise.
+    breaks
+        Where it jumps, increasing.
+    values
+        Before the first break, between neighbouring ones, and after the last one:
+        one number more than breaks.
+    parameters
+        Printed after the arguments, as of every `Function`.
     """
     return Function(
         name,
@@ -192,24 +205,25 @@ def _tanh_family(
 def _table_derivative(a: float, b: float, table: Table) -> Table:
     """The table of the derivative, ∂/∂x + (1 − t²) (a + 3 b x²) ∂/∂t.
 
-    For example, with a = 1 and b = 0, t (the row (0, 1)) has the derivative 1 − t².
+    Row i has the coefficients of x^i, of the powers of t. For example, with a = 1 and
+    b = 0, t (the row (0, 1)) has the derivative 1 − t².
     """
     rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T  # of equal length
-    slopes = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
+    derivative = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
     by_t = polyder(rows, axis=1)
     height, width = by_t.shape
     # the four terms of t', each a coefficient times x^i t^j
     for i, j, c in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
-        slopes[i : i + height, j : j + width] += c * by_t
+        derivative[i : i + height, j : j + width] += c * by_t
     # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding
     # must be 0 there, since x^i amplifies it: its lowest coefficient is changed.
-    for row in slopes:
+    for row in derivative:
         powers = np.flatnonzero(row)
         all_even_or_all_odd = len(np.unique(powers % 2)) == 1
         if all_even_or_all_odd and abs(row.sum()) < ROUNDED_SUM:
             from_the_highest = powers[:0:-1]  # as `_horner` adds, without the lowest
             row[powers[0]] = -sum(row[from_the_highest])
-    return tuple(map(tuple, slopes.tolist()))
+    return tuple([tuple(row) for row in derivative.tolist()])
 
 
 # A(x) Φ(c x) + B(x) φ(c x), with derivative A' Φ + (c A + B' − c² x B) φ
@@ -255,12 +269,15 @@ def _derivative_of_normal(
     `first` and `second` are the coefficients of the polynomials A and B, lowest first;
     Φ and φ are the distribution function and the density of a normal law at c x.
     """
-    c_a = [c * p for p in first]
+    derivative_of_a = _polynomial_derivative(first)
     derivative_of_b = _polynomial_derivative(second)
-    minus_c2_x_b = [0.0, *[-c * c * p for p in second]]
-    coefficients = zip_longest(c_a, derivative_of_b, minus_c2_x_b, fillvalue=0.0)
-    new_second = tuple(map(sum, coefficients))
-    return _normal_family(name, parity, c, _polynomial_derivative(first), new_second)
+    c_a = [c * coefficient for coefficient in first]
+    # multiplying by x moves every coefficient to the next power
+    minus_c2_x_b = [0.0, *[-c * c * coefficient for coefficient in second]]
+    new_second = []
+    for summands in zip_longest(c_a, derivative_of_b, minus_c2_x_b, fillvalue=0.0):
+        new_second.append(sum(summands))
+    return _normal_family(name, parity, c, derivative_of_a, tuple(new_second))
 
 
 def _polynomial_derivative(coefficients: Row) -> Row:

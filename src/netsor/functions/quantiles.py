@@ -29,6 +29,7 @@ import numpy as np
 from .._array_api import Array, Floats, array_namespace
 from .activations import Function, _in_library, _special
 
+NEVER = 1e-14  # a probability of what no draw shows
 # Numbers beyond so many standard deviations are rarer than 1e-16.
 NEVER_BEYOND = 8.3
 # Laws that a shift and a factor keep: the first two arguments are mean and standard
@@ -61,8 +62,7 @@ class Distribution:
             case "normal", (mean, std):
                 return mean + std * z
             case "uniform", (mean, std):
-                half_length = math.sqrt(3.0) * std
-                return mean + half_length * _special("erf", math.sqrt(0.5) * z)
+                return _uniform(z, *_ends(self))
             case "truncated normal", (mean, std, low, high):
                 return mean + std * _truncated(
                     z, (low - mean) / std, (high - mean) / std
@@ -122,7 +122,13 @@ class Distribution:
         z = np.linspace(-9.0, 9.0, 36_001)
         weights = np.exp(-0.5 * z * z)
         weights /= weights.sum()
-        x: Floats = np.asarray(self(z))
+        with np.errstate(all="ignore"):
+            x: Floats = np.asarray(self(z))
+        is_finite = np.isfinite(x)
+        # the logarithm of 1 − U is infinite where U rounds to 1, which no draw does
+        if weights[~is_finite].sum() < NEVER:
+            x = np.where(is_finite, x, 0.0)
+            weights = np.where(is_finite, weights, 0.0)
         mean = float(weights @ x)
         variance = float(weights @ (x - mean) ** 2)
         fourth = float(weights @ (x - mean) ** 4)
@@ -168,6 +174,12 @@ class Quantile(Function):
 
 
 BASIC = (*LOCATED, "exponential")
+
+
+def _uniform(z: Array, low: float, high: float) -> Array:
+    """F⁻¹(Φ(z)) for a uniform law between low and high, with all digits near both."""
+    tail = (high - low) * _special("ndtr", -abs(z))
+    return array_namespace(z).where(z < 0, low + tail, high - tail)
 
 
 def _truncated(z: Array, low: float, high: float) -> Array:
@@ -232,22 +244,27 @@ def transformed(function: str, *arguments: Any) -> Distribution | None:
 
     Shifts and multiples of a basic law are basic laws where they can be.
     """
-    function, arguments = _as_sum_or_product(function, arguments)
+    function, arguments = _in_canonical_form(function, arguments)
     if function not in FUNCTIONS:
         return None
     return _basic_law(function, arguments) or Distribution(function, arguments)
 
 
-def _as_sum_or_product(
+def _in_canonical_form(
     function: str, arguments: tuple[Any, ...]
 ) -> tuple[str, tuple[Any, ...]]:
-    """Differences, negatives and quotients by numbers as sums and products.
+    """A function and its arguments by fewer names.
 
-    For example, sub(x, 2) becomes add(x, −2). In sums and products a law comes first,
-    and a number second; other functions stay as they are.
+    Differences, negatives and quotients by numbers become sums and products: sub(x, 2)
+    becomes add(x, −2). In these a law comes first, and a number second. Clamps with one
+    bound become clamps. Other functions stay as they are.
     """
     if function == "neg":
         return "mul", (arguments[0], -1.0)
+    if function == "clamp_min":
+        return "clamp", arguments
+    if function == "clamp_max":
+        return "clamp", (arguments[0], None, arguments[1])
     if function in ("sub", "rsub"):
         x, y = arguments if function == "sub" else arguments[::-1]
         if isinstance(y, Distribution):
@@ -267,7 +284,7 @@ def _as_sum_or_product(
 def _basic_law(function: str, arguments: tuple[Any, ...]) -> Distribution | None:
     """The law of a function as a basic law; None if it is not one.
 
-    Sums and products are as `_as_sum_or_product` returns them.
+    The function is as `_in_canonical_form` returns it.
     """
     x, *others = arguments
     if not isinstance(x, Distribution):
@@ -320,7 +337,11 @@ def _ends(x: Distribution) -> tuple[float, float]:
         return x.arguments[2], x.arguments[3]
     if x.law == "uniform":
         mean, std = x.arguments
-        return mean - math.sqrt(3.0) * std, mean + math.sqrt(3.0) * std
+        half_length = math.sqrt(3.0) * std
+        ends = (mean - half_length, mean + half_length)
+        # an end at 0 is known up to rounding, and the sign of rounding counts
+        low, high = (0.0 if abs(end) < 1e-14 * half_length else end for end in ends)
+        return low, high
     return -math.inf, math.inf
 
 

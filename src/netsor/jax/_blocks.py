@@ -29,11 +29,15 @@ class Block(NamedTuple):
 def block_of(name: str) -> Block | None:
     """The outermost numbered part of a path, as "layers.0" or "layers_0"."""
     parts = name.split(".")
-    for place, part in enumerate(parts[:-1]):
+    for position, part in enumerate(parts[:-1]):
         match = re.fullmatch(r"(?:(.*?)_?)(\d+)", part)
-        if match:
-            before = [*parts[:place], match[1]] if match[1] else parts[:place]
-            return Block(".".join(before), int(match[2]))
+        if match is None:
+            continue
+        stem, number = match.groups()
+        stack = parts[:position]
+        if stem:
+            stack.append(stem)
+        return Block(".".join(stack), int(number))
     return None
 
 
@@ -48,58 +52,81 @@ def name_blocks(graph: Graph) -> None:
     """Give the nodes of each block its path, as if it were a module."""
     _name_attention(graph)
     uses = _uses(graph)
-    single = _single(graph)
+    cut_positions = _positions_of_one_tensor(graph)
     stacks: dict[str, list[Block]] = {}
     for block in uses:
         stacks.setdefault(block.stack, []).append(block)
     for blocks in stacks.values():
         blocks.sort(key=lambda block: uses[block].first)
-        starts = [_last_before(single, uses[block].first) for block in blocks]
-        ends = [*starts[1:], _first_after(single, uses[blocks[-1]].last)]
+        # each block ends where the next one starts
+        starts = [_last_before(cut_positions, uses[block].first) for block in blocks]
+        end_of_stack = _first_after(cut_positions, uses[blocks[-1]].last)
+        ends = [*starts[1:], end_of_stack]
         for block, start, end in zip(blocks, starts, ends, strict=True):
-            for node in graph.nodes[start:end]:
-                if node.op == "call_function" and node.is_random:
-                    node.meta["nn_module_stack"] = {block.path: (block.path, "")}
+            _name_nodes(graph.nodes[start:end], block)
+
+
+def _name_nodes(nodes: list[Node], block: Block) -> None:
+    """Give the random operations among some nodes the path of a block."""
+    for node in nodes:
+        if node.op == "call_function" and node.is_random:
+            node.meta["nn_module_stack"] = {block.path: (block.path, "")}
 
 
 def _name_attention(graph: Graph) -> None:
-    """Give each softmax the path that queries and keys have in common."""
+    """Give each softmax the path that the parameters of queries and keys share."""
     for node in graph.nodes:
-        if node.operation == "softmax":
-            modules = [name.split(".")[:-1] for name in node.meta.get("parameters", ())]
-            node.meta["path"] = ".".join(common_path(modules))
-            _mark_queries(node)
+        if node.operation != "softmax":
+            continue
+        parameters = node.meta.get("parameters", ())
+        modules = [name.split(".")[:-1] for name in parameters]
+        node.meta["path"] = ".".join(common_path(modules))
+        _mark_queries(node)
 
 
 def _mark_queries(softmax: Node) -> None:
-    """Note which operand of the scores are queries: not that of the last axis."""
-    node, axis = softmax.args[0], len(shape_of(softmax)) - 1
-    while node.operation != "matmul":
-        before = [x for x in node.args if x.is_random and x.op == "call_function"]
-        place = _axis_before(node, before[0], axis) if len(before) == 1 else None
-        if place is None:
+    """Note which operands of the scores are queries and keys: (queries, keys).
+
+    The softmax is over keys, so its axis is followed back to the product of queries and
+    keys. The operand that has this axis is the keys.
+    """
+    product, key_axis = softmax.args[0], len(shape_of(softmax)) - 1
+    while product.operation != "matmul":
+        sources = [x for x in product.args if x.is_random and x.op == "call_function"]
+        if len(sources) != 1:
             return
-        node, axis = before[0], place
-    (summed, _), (batch, _) = node.kwargs["dimension_numbers"]
-    free = len(shape_of(node.args[0])) - len(summed) - len(batch)
-    first, second = node.args
-    is_of_first = axis < len(batch) + free
-    node.meta["operands"] = (second, first) if is_of_first else (first, second)
+        axis_before = _axis_before(product, sources[0], key_axis)
+        if axis_before is None:
+            return
+        product, key_axis = sources[0], axis_before
+    # the axes of a product: those of the batch, free ones of its left operand, and free
+    # ones of its right operand
+    left, right = product.args
+    (summed_axes, _), _ = product.kwargs["dimension_numbers"]
+    end_of_left = len(shape_of(left)) - len(summed_axes)
+    if key_axis < end_of_left:
+        product.meta["operands"] = (right, left)
+    else:
+        product.meta["operands"] = (left, right)
 
 
 def _axis_before(node: Node, x: Node, axis: int) -> int | None:
-    """The axis of an argument that becomes an axis of the result."""
-    shape, before = shape_of(node), shape_of(x)
+    """The axis of the argument x that becomes this axis of a node.
+
+    None if the node changes more than the order of axes and axes of size 1.
+    """
+    shape_after, shape_before = shape_of(node), shape_of(x)
     if node.target == "transpose":
         return int(node.kwargs["permutation"][axis])
-    if shape == before:
+    if shape_after == shape_before:
         return axis
-    # the same axes but for those of one entry
-    if [size for size in shape if size > 1] != [size for size in before if size > 1]:
+    long_after = [k for k, size in enumerate(shape_after) if size > 1]
+    long_before = [k for k, size in enumerate(shape_before) if size > 1]
+    sizes_after = [shape_after[k] for k in long_after]
+    sizes_before = [shape_before[k] for k in long_before]
+    if sizes_after != sizes_before or axis not in long_after:
         return None
-    number = sum(size > 1 for size in shape[:axis])
-    long = [k for k, size in enumerate(before) if size > 1]
-    return long[number] if shape[axis] > 1 else None
+    return long_before[long_after.index(axis)]
 
 
 def common_path(paths: list[list[str]]) -> list[str]:
@@ -128,25 +155,37 @@ def _uses(graph: Graph) -> dict[Block, Uses]:
     return uses
 
 
-def _single(graph: Graph) -> list[int]:
-    """The positions before which one tensor (batch, tokens, width) carries all on."""
-    position = {node: k for k, node in enumerate(graph.nodes)}
-    last_use: dict[Node, int] = {}
+def _positions_of_one_tensor(graph: Graph) -> list[int]:
+    """The positions before which one tensor (batch, tokens, width) carries all on.
+
+    There the only random result that a later operation uses is that tensor, so that a
+    block can begin or end.
+    """
+    last_uses = _last_uses(graph)
+    positions = []
+    alive: set[Node] = set()  # random results that are used from here on
+    for position, node in enumerate(graph.nodes):
+        alive = {x for x in alive if last_uses[x] >= position}
+        if len(alive) == 1:
+            (stream,) = alive
+            if len(shape_of(stream)) == 3:
+                positions.append(position)
+        if node in last_uses:
+            alive.add(node)
+    return positions
+
+
+def _last_uses(graph: Graph) -> dict[Node, int]:
+    """The position of the last user of each random operation; outputs are used last."""
+    positions = {node: position for position, node in enumerate(graph.nodes)}
+    last_uses: dict[Node, int] = {}
     for node in graph.nodes:
         if node.op == "call_function" and node.is_random:
-            last_use[node] = max((position[x] for x in node.users), default=-1)
+            last_uses[node] = max((positions[user] for user in node.users), default=-1)
     for node in graph.outputs:
-        if node in last_use:
-            last_use[node] = len(graph.nodes)
-    single = []
-    alive: set[Node] = set()
-    for k, node in enumerate(graph.nodes):
-        alive = {x for x in alive if last_use[x] >= k}
-        if len(alive) == 1 and len(shape_of(next(iter(alive)))) == 3:
-            single.append(k)
-        if node in last_use:
-            alive.add(node)
-    return single
+        if node in last_uses:
+            last_uses[node] = len(graph.nodes)
+    return last_uses
 
 
 def _last_before(positions: list[int], end: int) -> int:

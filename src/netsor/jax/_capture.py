@@ -240,18 +240,18 @@ class Recorder:
         name = equation.primitive.name
         if name in UNCHANGED:
             return inputs
-        is_known = not any(_is_random(x) for x in inputs)
-        if name in CALLS and not is_known:
-            return self._inside(self._call, equation, inputs)
-        loops = {
+        if not any(_is_random(x) for x in inputs):
+            return self._plain(equation, inputs)
+        with_functions = {
+            **dict.fromkeys(CALLS, self._call),
             "scan": self._scan,
             "while": self._while,
             "cond": self._cond,
             "custom_linear_solve": self._linear_solve,
         }
-        if name in loops and not is_known:
-            return self._inside(loops[name], equation, inputs)
-        if not is_known and name not in SCATTERS and _has_functions(equation):
+        if name in with_functions:
+            return self._inside(with_functions[name], equation, inputs)
+        if name not in SCATTERS and _has_functions(equation):
             reason = "it calls a function in a way that is not supported"
             raise self._refuse(equation, inputs, reason)
         return self._plain(equation, inputs)
@@ -262,10 +262,15 @@ class Recorder:
         equation: Any,
         inputs: list[Any],
     ) -> list[Any]:
-        """The results of a call or a loop, whose line is that of what has none."""
-        before, self._line = self._line, trace_of(equation) or self._line
+        """The results of a call or a loop, by the method `read`.
+
+        Equations inside that know no line of the user's code report the line of this
+        one.
+        """
+        outer_line = self._line
+        self._line = trace_of(equation) or outer_line
         results = read(equation, inputs)
-        self._line = before
+        self._line = outer_line
         return results
 
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -276,19 +281,25 @@ class Recorder:
         compute: Any = PrimitiveCall.of(equation)
         operation, inputs, compute = operands_of(name, inputs, equation, compute)
         avals = [variable.aval for variable in equation.outvars]
-        several = equation.primitive.multiple_results
+        has_several = equation.primitive.multiple_results
         meta = self._meta(equation, inputs)
         node = self.record(
             OPERATIONS.get(operation, operation),
             inputs,
             equation.params,
             compute=compute,
-            val=avals if several else avals[0],
+            val=avals if has_several else avals[0],
             meta=meta,
             target=operation if operation in RULES else name,
         )
-        if not several:
+        if not has_several:
             return [node]
+        return self._entries(node, avals, meta, name)
+
+    def _entries(
+        self, node: Node, avals: Sequence[Any], meta: dict[str, Any], name: str
+    ) -> list[Any]:
+        """The results of an operation that returns several, each as a node."""
         return [
             self.record(
                 "getitem",
@@ -344,60 +355,73 @@ class Recorder:
         )
 
     def _scan(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """The results of a loop over an axis, whose steps are unrolled."""
+        """The results of a loop over an axis, whose steps are unrolled.
+
+        The inputs are constants, what the loop carries from step to step, and arrays
+        over whose first axis it runs. The outputs are what it carries in the end, and
+        arrays that stack the results of all steps.
+        """
         params = equation.params
-        length, (consts, carried) = params["length"], loop_counts(params)
+        length = params["length"]
         if length > MOST_STEPS:
             reason = f"a loop of {length} steps: at most {MOST_STEPS} are read"
             raise self._refuse(equation, inputs, reason)
-        start = consts + carried
-        carry, over = inputs[consts:start], inputs[start:]
-        parts = self._parts(over, length)
-        steps: list[Any] = [None] * length
-        order = range(length)
-        for step in reversed(order) if params["reverse"] else order:
-            xs = [part[step] for part in parts]
-            args = [*inputs[:consts], *carry, *xs]
+        counts = loop_counts(params)
+        first_array = counts.consts + counts.carried
+        consts = inputs[: counts.consts]
+        carry = inputs[counts.consts : first_array]
+        slices = self._slices_of_arrays(inputs[first_array:], length)
+        stacked_results: list[Any] = [None] * length
+        steps = range(length)
+        if params["reverse"]:
+            steps = steps[::-1]
+        for step in steps:
+            slices_of_step = [of_array[step] for of_array in slices]
+            args = [*consts, *carry, *slices_of_step]
             results = self.run(*opened(params["jaxpr"]), args)
-            carry = results[: len(carry)]
-            steps[step] = results[len(carry) :]
+            carry = results[: counts.carried]
+            stacked_results[step] = results[counts.carried :]
         meta = self._meta(equation, inputs)
-        stacked = [
-            self._stacked([step[number] for step in steps], variable.aval, meta)
-            for number, variable in enumerate(equation.outvars[len(carry) :])
-        ]
+        stacked = []
+        for number, variable in enumerate(equation.outvars[counts.carried :]):
+            of_steps = [results[number] for results in stacked_results]
+            stacked.append(self._stacked(of_steps, variable.aval, meta))
         return [*carry, *stacked]
 
-    def _parts(self, over: list[Any], length: int) -> list[list[Any]]:
-        """The parts of arrays along their first axis.
+    def _slices_of_arrays(self, arrays: list[Any], length: int) -> list[list[Any]]:
+        """The slices of each array along its first axis.
 
         A parameter of all layers becomes one parameter for each of them: the number of
         the layer follows the path that all of them begin with.
         """
-        names = [self.parameters[x] for x in over if _is_random_parameter(self, x)]
-        whole = common_path([name.split(".") for name in names])
-        if len(names) == 1:
-            whole = whole[:-1]
-        return [self._parts_of(x, length, ".".join(whole)) for x in over]
+        names = [self.parameters[x] for x in arrays if _is_random_parameter(self, x)]
+        common = common_path([name.split(".") for name in names])
+        if len(names) == 1:  # then the whole path is common: leave out the last name
+            common = common[:-1]
+        prefix = ".".join(common)
+        return [self._slices(x, length, prefix) for x in arrays]
 
-    def _parts_of(self, x: Any, length: int, prefix: str) -> list[Any]:
-        """The parts of one array."""
+    def _slices(self, x: Any, length: int, prefix: str) -> list[Any]:
+        """The slices of one array along its first axis."""
         if not _is_random_parameter(self, x):
-            return [self._part(x, step) for step in range(length)]
-        law = self.laws[self.parameters[x]]
-        rest = law.name.removeprefix(prefix).strip(".")
-        parts = []
-        for step in range(length):
-            name = ".".join(part for part in (prefix, str(step), rest) if part)
-            if name not in self.laws:
-                self.laws[name] = replace(law, name=name, shape=law.shape[1:])
-            part = self._parameter(self.laws[name])
-            base, index = x.meta.get("part", (law.name, ()))
-            part.meta["part"] = base, (*index, step)  # of which numbers it is a part
-            parts.append(part)
-        return parts
+            return [self._slice(x, step) for step in range(length)]
+        return [self._parameter_of_layer(x, step, prefix) for step in range(length)]
 
-    def _part(self, x: Any, step: int) -> Any:
+    def _parameter_of_layer(self, x: Node, layer: int, prefix: str) -> Node:
+        """The parameter of one layer, of a parameter with an axis of layers."""
+        law = self.laws[self.parameters[x]]
+        name_in_layer = law.name.removeprefix(prefix).strip(".")
+        parts = (prefix, str(layer), name_in_layer)
+        name = ".".join(part for part in parts if part)
+        if name not in self.laws:
+            self.laws[name] = replace(law, name=name, shape=law.shape[1:])
+        node = self._parameter(self.laws[name])
+        # the parameter of all layers, and the index of this one in it
+        whole, index = x.meta.get("part", (law.name, ()))
+        node.meta["part"] = whole, (*index, layer)
+        return node
+
+    def _slice(self, x: Any, step: int) -> Any:
         """The entries of an array at an index of its first axis."""
         if not isinstance(x, Node):
             return np.asarray(x)[step]
@@ -412,21 +436,26 @@ class Recorder:
         return self.record("stack", parts, {}, compute=_stack, val=aval, meta=meta)
 
     def _while(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """The results of a loop whose condition is known."""
+        """The results of a loop whose condition is known.
+
+        The inputs are constants of the condition, constants of the body, and what the
+        loop carries.
+        """
         params = equation.params
-        first, second = params["cond_nconsts"], params["body_nconsts"]
-        conditions, body = params["cond_jaxpr"], params["body_jaxpr"]
-        carry = inputs[first + second :]
+        end_of_condition = params["cond_nconsts"]
+        end_of_body = end_of_condition + params["body_nconsts"]
+        consts_of_condition = inputs[:end_of_condition]
+        consts_of_body = inputs[end_of_condition:end_of_body]
+        carry = inputs[end_of_body:]
+        condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
         for _ in range(MOST_STEPS):
-            args = [*inputs[:first], *carry]
-            (goes_on,) = self.run(*opened(conditions), args)
+            (goes_on,) = self.run(*condition, [*consts_of_condition, *carry])
             if _is_random(goes_on):
                 reason = "a loop whose length depends on random numbers"
                 raise self._refuse(equation, inputs, reason)
             if not bool(self.value(goes_on)):
                 return carry
-            args = [*inputs[first : first + second], *carry]
-            carry = self.run(*opened(body), args)
+            carry = self.run(*body, [*consts_of_body, *carry])
         reason = f"a loop of more than {MOST_STEPS} steps"
         raise self._refuse(equation, inputs, reason)
 
@@ -437,18 +466,22 @@ class Recorder:
             reason = "which branch is taken depends on random numbers: use jnp.where"
             raise self._refuse(equation, inputs, reason)
         branches = equation.params["branches"]
+        # JAX takes the nearest branch for an index out of range
         number = int(np.clip(int(self.value(index)), 0, len(branches) - 1))
-        branch = branches[number]
-        return self.run(*opened(branch), args)
+        return self.run(*opened(branches[number]), args)
 
     def _linear_solve(self, equation: Any, inputs: list[Any]) -> list[Any]:
-        """The solution of a linear system, by the function that solves it."""
+        """The solution of a linear system, by the function that solves it.
+
+        The inputs are the constants of four functions (`matvec`, `vecmat`, `solve`,
+        `transpose_solve`), and then the right side.
+        """
         params = equation.params
         lengths, solve = params["const_lengths"], params["jaxprs"].solve
         start = lengths.matvec + lengths.vecmat
         consts = inputs[start : start + lengths.solve]
-        right = inputs[sum(lengths) :]
-        return self.run(*opened(solve), [*consts, *right])
+        right_side = inputs[sum(lengths) :]
+        return self.run(*opened(solve), [*consts, *right_side])
 
     def _row_slices(self, equation: Any, inputs: list[Any]) -> Node:
         """Rows of a table that are taken as slices of one row each."""
@@ -499,43 +532,46 @@ class Recorder:
         keep_users(graph.nodes)
         graph.inputs.update(self.inputs)
         self._name_ids(graph)
-        graph.parameters.update(
-            {
-                node: name
-                for node, name in self.parameters.items()
-                if node in graph.nodes
-            }
-        )
+        for node, name in self.parameters.items():
+            if node in graph.nodes:
+                graph.parameters[node] = name
 
     def _all_values(self, known: list[Node]) -> list[Any]:
         """The numbers of known nodes, which JAX computes together."""
-        unknown = [x for x in known if x not in self._values]
-        order = _in_order(unknown, self._values)
+        not_computed = [x for x in known if x not in self._values]
+        order = _in_order(not_computed, self._values)
         if order:
-            leaves = [
-                x
-                for node in order
-                for x in node.args
-                if not isinstance(x, Node) or x in self._values
-            ]
-            keys = {id(x): number for number, x in enumerate(leaves)}
-
-            def results(*numbers: Any) -> list[Any]:
-                """The numbers of all unknown nodes."""
-                env: dict[Any, Any] = {}
-
-                def value_of(x: Any) -> Any:
-                    return numbers[keys[id(x)]] if id(x) in keys else env[x]
-
-                for node in order:
-                    assert node.compute is not None
-                    env[node] = node.compute(*(value_of(x) for x in node.args))
-                return [env[x] for x in unknown]
-
-            numbers = [self.value(x) for x in leaves]
-            computed = jax.jit(results)(*numbers)
-            self._values.update(zip(unknown, computed, strict=True))
+            results = self._computed(order, not_computed)
+            self._values.update(zip(not_computed, results, strict=True))
         return [self._values[x] for x in known]
+
+    def _computed(self, order: Sequence[Node], outputs: Sequence[Node]) -> list[Any]:
+        """The values of nodes, by one compiled function of the numbers they start from.
+
+        `order` are all nodes to compute, arguments first.
+        """
+        leaves = []  # arguments that are numbers, or have been computed
+        for node in order:
+            leaves += [
+                x for x in node.args if not isinstance(x, Node) or x in self._values
+            ]
+        leaf_numbers = {id(x): number for number, x in enumerate(leaves)}
+
+        def values_of_outputs(*leaf_values: Any) -> list[Any]:
+            env: dict[Any, Any] = {}
+
+            def value_of(x: Any) -> Any:
+                if id(x) in leaf_numbers:
+                    return leaf_values[leaf_numbers[id(x)]]
+                return env[x]
+
+            for node in order:
+                assert node.compute is not None
+                env[node] = node.compute(*(value_of(x) for x in node.args))
+            return [env[x] for x in outputs]
+
+        results: list[Any] = jax.jit(values_of_outputs)(*map(self.value, leaves))
+        return results
 
     def _name_ids(self, graph: Graph) -> None:
         """Have a table look up the input itself, if its ids are those of the input.

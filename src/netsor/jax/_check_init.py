@@ -18,7 +18,7 @@ import numpy as np
 from .._array_api import Floats
 from .._validate import ArgumentError, counted, real, seed_number, whole
 from ..checks._findings import InitFinding, holm
-from ..checks._init_check import DECLARED, OWN, InitCheck
+from ..checks._init_check import DECLARED, OWN, InitCheck, depths_differ
 from ..checks._parameter_tests import (
     PREFIX,
     Entries,
@@ -107,42 +107,56 @@ def check_init(
     if not inputs and not parameters_only and is_constructor(model):
         inputs = (token_ids(model, None),)
     subject = _subject(model, inputs, reference, declared, parameters_only, options)
-    given_numbers = _numbers(subject.parts, numbers, seed)
+    arrays = _numbers(subject.parts, numbers, seed)
+    # half of the level is for the pass, if it is checked
     level_of_pass = 0.0 if subject.problem else level / 2
-    of_parameters = _parameter_findings(
-        given_numbers, subject.laws, level - level_of_pass
-    )
+    of_parameters = _parameter_findings(arrays, subject.laws, level - level_of_pass)
     of_pass = PassFindings([], tests=0, checked="", problem=subject.problem)
     if subject.net is not None:
-        run = partial(forward_backward, subject.net, given_numbers)
+        run = partial(forward_backward, subject.net, arrays)
         of_pass = pass_findings(
             subject.net, run, subject.known, draws, seed, level=level_of_pass
         )
     findings = [*of_parameters.findings, *of_pass.findings]
+    has_reference = reference is not None or bool(declared)
+    return InitCheck(
+        name=subject.parts.functions.name,
+        reference=_reference_name(subject, reference, declared),
+        findings=findings,
+        first=findings[0] if findings else None,
+        tests=of_parameters.tests + of_pass.tests,
+        parameters=len(arrays),
+        unchecked=[name for name in arrays if name not in of_parameters.tested],
+        undeclared=[name for name in arrays if name not in subject.laws],
+        checked_pass=of_pass.checked,
+        draws=draws if of_pass.checked else 0,
+        notes=_notes(of_pass, has_reference, parameters_only),
+        parameters_only=parameters_only,
+        other_depth=subject.other_depth,
+    )
+
+
+def _reference_name(
+    subject: Subject, reference: Any, declared: Mapping[str, Declaration] | None
+) -> str:
+    """What the numbers are compared with, as the report calls it."""
+    if reference is not None:
+        return subject.known.name
+    return DECLARED if declared else OWN
+
+
+def _notes(
+    of_pass: PassFindings, has_reference: bool, parameters_only: bool
+) -> list[str]:
+    """What the report says besides its findings."""
     notes = []
     if of_pass.problem and not parameters_only:
         notes.append(
             f"the forward and backward pass was not checked: {of_pass.problem}"
         )
-    is_own = reference is None
-    if is_own and not declared:
+    if not has_reference:
         notes.append(NO_REFERENCE)
-    source = DECLARED if declared else OWN
-    names = list(given_numbers)
-    return InitCheck(
-        name=subject.parts.functions.name,
-        reference=source if is_own else subject.known.name,
-        findings=findings,
-        first=findings[0] if findings else None,
-        tests=of_parameters.tests + of_pass.tests,
-        parameters=len(names),
-        unchecked=[name for name in names if name not in of_parameters.tested],
-        undeclared=[name for name in names if name not in subject.laws],
-        checked_pass=of_pass.checked,
-        draws=draws if of_pass.checked else 0,
-        notes=notes,
-        parameters_only=parameters_only,
-    )
+    return notes
 
 
 class Subject(NamedTuple):
@@ -153,6 +167,7 @@ class Subject(NamedTuple):
     known: Reference
     net: Structure | None  # the parts of the model; None if its pass is not compared
     problem: str  # why the pass is not compared; "": it is
+    other_depth: str = ""  # that the reference has another number of blocks
 
 
 def _subject(
@@ -163,45 +178,59 @@ def _subject(
     parameters_only: bool,
     options: Mapping[str, Any],
 ) -> Subject:
-    """The laws of a model and of one pass of it."""
+    """The laws of a model and of one pass of it.
+
+    The pass is not compared if it cannot be read, or has other blocks than that of the
+    reference; `problem` says which.
+    """
     parts = drawn(model, tuple(inputs))
-    of_reference = model if reference is None else reference
     laws = parts.laws
     if reference is not None:
         laws = drawn(reference, tuple(inputs)).laws
     rows = {name: _law_of(name, laws, own) for name, own in parts.laws.items()}
     every = Parameters(with_declared(rows, declared or {}), laws.samples)
-    known = {
-        name: law
-        for name, law in every.items()
-        if law.law != "unknown" or isinstance(law.value, tuple)
-    }
-    name = parts.functions.name
-    empty = Reference(
-        name=name, probes=None, targets=None, laws=every, stds={}, tied=False
-    )
-    subject = Subject(
+    without_pass = Subject(
         parts=parts,
-        laws=Parameters(known, 0),
-        known=empty,
+        laws=Parameters(_comparable(every), 0),
+        known=Reference(
+            name=parts.functions.name,
+            probes=None,
+            targets=None,
+            laws=every,
+            stds={},
+            tied=False,
+        ),
         net=None,
         problem=PARAMETERS_ONLY,
     )
     if parameters_only:
-        return subject
+        return without_pass
+    reference_model = model if reference is None else reference
     try:
-        net = read_network(of_reference, inputs, laws=every, **options)
+        # a reference may have more parameters, of more blocks
+        of_both = Parameters({**laws, **every}, laws.samples)
+        net = read_network(reference_model, inputs, laws=of_both, **options)
         structure = real_structure(model, inputs, parts.laws, options)
     except ArgumentError:
         raise
     except (ValueError, TypeError, NotImplementedError) as error:
-        return subject._replace(problem=" ".join(str(error).split()))
+        return without_pass._replace(problem=" ".join(str(error).split()))
     pass_law = reference_of_network(net, every)
     count, expected = len(structure.blocks), len(pass_law.masks)
     if count != expected:
         problem = f"it has {counted(count, 'block')}, and the reference has {expected}"
-        return subject._replace(problem=problem)
-    return subject._replace(known=pass_law, net=structure, problem="")
+        other_depth = depths_differ(count, expected)
+        return without_pass._replace(problem=problem, other_depth=other_depth)
+    return without_pass._replace(known=pass_law, net=structure, problem="")
+
+
+def _comparable(laws: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The laws that numbers can be compared with: known ones, and those of samples."""
+    return {
+        name: law
+        for name, law in laws.items()
+        if law.law != "unknown" or isinstance(law.value, tuple)
+    }
 
 
 def _law_of(name: str, laws: Parameters, own: Parameter) -> Parameter:
@@ -214,43 +243,51 @@ def _law_of(name: str, laws: Parameters, own: Parameter) -> Parameter:
 
 def _numbers(parts: Drawn, numbers: Any, seed: int) -> dict[str, Any]:
     """The arrays of the parameters that are floating point, by their paths."""
-    names, structure = parts.leaves.names, parts.leaves.structure
-    init = parts.functions.init
-    if numbers is None and init is None:
-        arrays = parts.leaves.arrays
-    elif numbers is None:
-        assert init is not None
-        arrays = jax.tree.leaves(init(jax.random.key(seed)))
-    else:
-        arrays = _given(numbers, names, structure)
+    arrays = _leaves_of_numbers(parts, numbers, seed)
     by_name = {}
-    for name, aval, x in zip(names, parts.leaves.arrays, arrays, strict=True):
-        if tuple(x.shape) != tuple(aval.shape):
+    leaves = parts.leaves
+    for name, expected, x in zip(leaves.names, leaves.arrays, arrays, strict=True):
+        if tuple(x.shape) != tuple(expected.shape):
             raise ArgumentError(
-                "numbers", tuple(x.shape), f"of shape {tuple(aval.shape)} for {name}"
+                "numbers",
+                tuple(x.shape),
+                f"of shape {tuple(expected.shape)} for {name}",
             )
         if jax.numpy.issubdtype(x.dtype, np.floating):
             by_name[name] = jax.numpy.asarray(x)
     return by_name
 
 
-def _given(numbers: Any, names: Sequence[str], structure: Any) -> list[Any]:
-    """The leaves of the numbers that a user gives, in the order of the model's."""
+def _leaves_of_numbers(parts: Drawn, numbers: Any, seed: int) -> list[Any]:
+    """All arrays of the parameters: those of the user, of the model, or new draws."""
+    if numbers is not None:
+        return _leaves_of_user(numbers, parts.leaves.names, parts.leaves.structure)
+    init = parts.functions.init
+    if init is None:
+        return parts.leaves.arrays
+    return list(jax.tree.leaves(init(jax.random.key(seed))))
+
+
+def _leaves_of_user(numbers: Any, names: Sequence[str], structure: Any) -> list[Any]:
+    """The leaves of the numbers that a user passes, in the order of the model's.
+
+    They are found by name, or else by order if the trees have the same structure.
+    """
     instance = functions_of_instance(numbers)
-    tree = numbers if instance is None else instance.given
+    tree = numbers if instance is None else instance.parameters
     leaves = Leaves.of(tree)
     by_name = dict(zip(leaves.names, leaves.arrays, strict=True))
     if isinstance(numbers, Mapping):
         by_name |= {name: x for name, x in numbers.items() if hasattr(x, "shape")}
-    if all(name in by_name for name in names):
+    missing = [name for name in names if name not in by_name]
+    if not missing:
         return [by_name[name] for name in names]
     if leaves.structure == structure:
         return leaves.arrays
-    missing = next(name for name in names if name not in by_name)
     raise ArgumentError(
         "numbers",
         type(numbers).__name__,
-        f"the parameters of the model; they lack {missing}",
+        f"the parameters of the model; they lack {missing[0]}",
     )
 
 
@@ -267,7 +304,7 @@ def _parameter_findings(
 ) -> ParameterFindings:
     """The departures of parameters, at a level for all of them together."""
     tests: list[InitFinding] = []
-    starts: dict[str, Floats] = {}
+    first_entries: dict[str, Floats] = {}  # of each parameter, to test correlations
     for name, x in numbers.items():
         entries = _entries(x)
         law = laws.get(name)
@@ -275,9 +312,9 @@ def _parameter_findings(
             continue
         tests += _tests_of(name, entries, law, numbers)
         if np.isfinite(entries.numbers).all():
-            starts[name] = entries.numbers.ravel()[:PREFIX]
-    tested = {test.where.partition("[")[0] for test in tests}
-    tests += correlation_tests(starts, laws)
+            first_entries[name] = entries.numbers.ravel()[:PREFIX]
+    tested = {_parameter_name(test) for test in tests}
+    tests += correlation_tests(first_entries, laws)
     adjusted = holm([test.p for test in tests])
     findings = [
         replace(test, p=float(p))
@@ -285,8 +322,13 @@ def _parameter_findings(
         if p < level
     ]
     order = {name: k for k, name in enumerate(numbers)}
-    findings.sort(key=lambda test: order[test.where.partition("[")[0]])
+    findings.sort(key=lambda test: order[_parameter_name(test)])
     return ParameterFindings(findings, tests=len(tests), tested=tested)
+
+
+def _parameter_name(test: InitFinding) -> str:
+    """The parameter that a test is about: "weight" of "weight[0:64]"."""
+    return test.where.partition("[")[0]
 
 
 def _tests_of(
@@ -299,6 +341,7 @@ def _tests_of(
         text = f"expected the numbers of {law.of}, found others"
         yield InitFinding(where=name, what="tie", p=1.0 if is_same else 0.0, text=text)
         return
+    # a measured law has the errors of its samples
     samples = SAMPLES if law.std_error else EXACT
     yield from parameter_tests(name, entries, law, samples)
 

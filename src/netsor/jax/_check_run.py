@@ -198,10 +198,18 @@ def _read(path: Path) -> Any:
 
 
 def cut(batch: Any, sequences: int | None, tokens: int | None) -> Any:
-    """The first sequences of a batch, and the first tokens of each."""
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    shortened = [x[:sequences, :tokens] if x.ndim > 1 else x[:sequences] for x in parts]
-    return tuple(shortened) if isinstance(batch, tuple) else shortened[0]
+    """The first sequences of a batch, and the first tokens of each.
+
+    A batch is an array (sequences, tokens), or a tuple of such arrays. None: all.
+    """
+    if not isinstance(batch, tuple):
+        return _cut_array(batch, sequences, tokens)
+    return tuple(_cut_array(x, sequences, tokens) for x in batch)
+
+
+def _cut_array(x: Any, sequences: int | None, tokens: int | None) -> Any:
+    """One array of a batch, cut; an array without tokens has labels of sequences."""
+    return x[:sequences, :tokens] if x.ndim > 1 else x[:sequences]
 
 
 def _as_list(batches: Any) -> Sequence[Any]:
@@ -214,10 +222,10 @@ def _as_list(batches: Any) -> Sequence[Any]:
 
 def _entry(batch: Any) -> tuple[Any, ...]:
     """The arrays of one batch."""
-    parts = batch if isinstance(batch, tuple) else (batch,)
-    if not parts or not all(hasattr(x, "shape") for x in parts):
+    arrays = batch if isinstance(batch, tuple) else (batch,)
+    if not arrays or not all(hasattr(x, "shape") for x in arrays):
         raise ArgumentError("batches", batch, BATCHES)
-    return tuple(np.asarray(x) for x in parts)
+    return tuple(np.asarray(x) for x in arrays)
 
 
 def _functions(model: Any, init: Any, entry: tuple[Any, ...]) -> Functions:
@@ -235,22 +243,27 @@ def _functions(model: Any, init: Any, entry: tuple[Any, ...]) -> Functions:
 
 
 def _batch(functions: Functions, entry: tuple[Any, ...], loss: Any) -> Batch:
-    """One batch: all of it is what the model takes, or its last part is labels."""
+    """One batch: all of it is what the model takes, or its last part is labels.
+
+    The model is tried with all arrays of the batch, then with one fewer, and so on.
+    """
     assert functions.init is not None
     tree = jax.eval_shape(functions.init, jax.random.key(0))
-    problem = ""
+    problem = ""  # the first one: that of most arrays
     for count in range(len(entry), 0, -1):
+        inputs = entry[:count]
         try:
-            outputs = jax.eval_shape(functions.apply, tree, *entry[:count])
+            outputs = jax.eval_shape(functions.apply, tree, *inputs)
         except Exception as error:  # of the user's code, for inputs that it rejects
             problem = problem or " ".join(str(error).split())[:200]
             continue
-        if loss is not None or getattr(outputs, "shape", None) == ():
-            return Batch(entry[:count], None)
-        labels = entry[count] if count < len(entry) else next_tokens(entry[0])
         shape = getattr(outputs, "shape", None)
+        has_own_loss = shape == ()
+        if loss is not None or has_own_loss:
+            return Batch(inputs, None)
+        labels = entry[count] if count < len(entry) else next_tokens(entry[0])
         if shape is not None and shape[:-1] == labels.shape:
-            return Batch(entry[:count], labels)
+            return Batch(inputs, labels)
         problem = problem or (
             f"it returned {shown(outputs)}, and the labels have the shape"
             f" {labels.shape}: pass loss=, a function of the output and the inputs"

@@ -20,7 +20,11 @@ TOLERANCE = 1e-3
 
 
 def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
-    """Raise an error if a rule is not the derivative of its function."""
+    """Raise an error if a rule is not the derivative of its function.
+
+    The gradients by the rule are compared with those of its equations at one random
+    point. `refuse` makes the error of a reason.
+    """
     name = equation.primitive.name
     key = "fun_jaxpr" if "fun_jaxpr" in equation.params else "call_jaxpr"
     closed = equation.params[key]
@@ -30,16 +34,18 @@ def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
     args = [_argument(variable.aval, rng) for variable in equation.invars]
     float_positions = [k for k, x in enumerate(args) if x.dtype.kind == "f"]
 
-    def by_rule(*given: Any) -> Any:
-        return bind(equation.primitive, given, equation.params)
+    def with_rule(*arrays: Any) -> Any:
+        return bind(equation.primitive, arrays, equation.params)
 
-    def plain(*given: Any) -> Any:
-        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *given)
+    def without_rule(*arrays: Any) -> Any:
+        return jax.core.eval_jaxpr(closed.jaxpr, closed.consts, *arrays)
 
-    first, second = (_gradients(f, args, float_positions) for f in (by_rule, plain))
-    for x, y in zip(first, second, strict=True):
-        size = max(float(np.abs(y).max(initial=0.0)), 1e-6)
-        if not np.allclose(x, y, rtol=0, atol=TOLERANCE * size):
+    by_rule = _gradients(with_rule, args, float_positions)
+    expected = _gradients(without_rule, args, float_positions)
+    for gradient, expected_gradient in zip(by_rule, expected, strict=True):
+        size = max(float(np.abs(expected_gradient).max(initial=0.0)), 1e-6)
+        difference = TOLERANCE * size
+        if not np.allclose(gradient, expected_gradient, rtol=0, atol=difference):
             raise refuse(
                 f"the derivative that {name.removesuffix('_call')} gives is not that of"
                 " its function: only rules that compute the derivative are read"
@@ -62,20 +68,22 @@ def _argument(aval: Any, rng: Any) -> Any:
     return np.ones(aval.shape, aval.dtype)
 
 
-def _gradients(f: Callable[..., Any], args: list[Any], places: list[int]) -> list[Any]:
-    """The gradients of a weighted sum of the results."""
+def _gradients(
+    f: Callable[..., Any], args: list[Any], positions: list[int]
+) -> list[Any]:
+    """The gradients of a weighted sum of all results of a function.
 
-    def total(*given: Any) -> Any:
-        sums = [
-            (
-                x
-                * jax.numpy.cos(jax.numpy.arange(x.size, dtype=x.dtype)).reshape(
-                    x.shape
-                )
-            )
-            for x in jax.tree.leaves(f(*given))
-            if jax.numpy.issubdtype(x.dtype, np.floating)
-        ]
-        return sum(x.sum() for x in sums)
+    The weights are cos(0), cos(1), …, which differ from entry to entry.
+    """
 
-    return [np.asarray(x) for x in jax.grad(total, argnums=tuple(places))(*args)]
+    def weighted_sum(*arrays: Any) -> Any:
+        total = 0.0
+        for x in jax.tree.leaves(f(*arrays)):
+            if jax.numpy.issubdtype(x.dtype, np.floating):
+                indices = jax.numpy.arange(x.size, dtype=x.dtype)
+                weights = jax.numpy.cos(indices).reshape(x.shape)
+                total += (x * weights).sum()
+        return total
+
+    gradients = jax.grad(weighted_sum, argnums=tuple(positions))(*args)
+    return [np.asarray(x) for x in gradients]

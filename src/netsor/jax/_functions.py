@@ -106,23 +106,23 @@ class Composite:
         """What JAX computes."""
         results = list(arrays)
         for step in self.steps:
-            args = [
-                results[x.number] if isinstance(x, Result) else x for x in step.args
-            ]
-            results.append(step.compute(*args))
+            results.append(step.compute(*_values(step.args, results)))
         return results[-1]
 
     def of_numpy(self, x: Floats) -> Floats | None:
         """The values of a function of one number; None if numpy cannot compute it."""
         results: list[Any] = [x]
         for step in self.steps:
-            args = [
-                results[y.number] if isinstance(y, Result) else y for y in step.args
-            ]
-            results.append(_of_numpy(step.compute, args))
-            if results[-1] is None:
+            result = _of_numpy(step.compute, _values(step.args, results))
+            if result is None:
                 return None
+            results.append(result)
         return np.asarray(results[-1])
+
+
+def _values(args: Sequence[Any], results: Sequence[Any]) -> list[Any]:
+    """The arguments of a step: earlier results by their numbers, and arrays."""
+    return [results[x.number] if isinstance(x, Result) else x for x in args]
 
 
 def _of_numpy(compute: Any, args: Sequence[Any]) -> Any:
@@ -194,15 +194,17 @@ def on_arrays(f: Callable[..., Any], arrays: Sequence[Any]) -> Any:
     """A function of arrays of JAX, for arrays of any library."""
     if any(is_jax_array(x) for x in arrays):
         return f(*arrays)
-    hosts = [x.detach().cpu().numpy() if is_torch_array(x) else x for x in arrays]
+    torch_arrays = [x for x in arrays if is_torch_array(x)]
+    numpy_arrays = [
+        x.detach().cpu().numpy() if is_torch_array(x) else x for x in arrays
+    ]
     with jax.enable_x64(True):
-        result = np.array(jax.jit(f)(*hosts))
-    if any(is_torch_array(x) for x in arrays):
-        first = next(x for x in arrays if is_torch_array(x))
-        return (
-            array_namespace(first).asarray(result, dtype=first.dtype).to(first.device)
-        )
-    return result
+        result = np.array(jax.jit(f)(*numpy_arrays))
+    if not torch_arrays:
+        return result
+    like = torch_arrays[0]
+    tensor = array_namespace(like).asarray(result, dtype=like.dtype)
+    return tensor.to(like.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -230,11 +232,10 @@ class ScalarsFunction:
     def of_entries(self, *entries: Any) -> Any:
         """The result for one replica, of the entries of each argument."""
         precision = entries[0].dtype
-        dtypes = {"int": np.int32, "bool": np.bool_}
-        tensors = [
-            x.reshape(shape).astype(dtypes.get(kind, precision))
-            for x, shape, kind in zip(entries, self.shapes, self.types, strict=True)
-        ]
+        dtypes = {"int": np.int32, "bool": np.bool_, "float": precision}
+        tensors = []
+        for x, shape, kind in zip(entries, self.shapes, self.types, strict=True):
+            tensors.append(x.reshape(shape).astype(dtypes[kind]))
         return jax.numpy.asarray(self.of_tensors(*tensors)).astype(precision)
 
 
@@ -279,19 +280,21 @@ def in_batches(
 ) -> Any:
     """A function of arrays, for each entry of their leading axes.
 
-    `axes` are the numbers of last axes that the function takes of each array.
+    `axes` are the numbers of last axes that the function takes of each array, and
+    `shape` is that of its result. Leading axes broadcast against each other.
     """
 
     def of_batches(*batches: Any) -> Any:
-        cuts = [x.ndim - count for x, count in zip(batches, axes, strict=True)]
-        leading = np.broadcast_shapes(
-            *(x.shape[:cut] for x, cut in zip(batches, cuts, strict=True))
-        )
+        leading_shapes = [
+            x.shape[: x.ndim - count] for x, count in zip(batches, axes, strict=True)
+        ]
+        leading = np.broadcast_shapes(*leading_shapes)
         rows = []
-        for x, cut in zip(batches, cuts, strict=True):
-            core = x.shape[cut:]
+        for x, count in zip(batches, axes, strict=True):
+            core = x.shape[x.ndim - count :]
             expanded = jax.numpy.broadcast_to(x, (*leading, *core))
             rows.append(expanded.reshape(-1, *core))
-        return jax.vmap(f)(*rows).reshape(*leading, *shape)
+        results = jax.vmap(f)(*rows)
+        return results.reshape(*leading, *shape)
 
     return on_arrays(of_batches, arrays)

@@ -159,26 +159,21 @@ class Interpreter:
         The results are followed if the loop carries nothing random.
         """
         params = equation.params
-        consts, carried = loop_counts(params)
-        over = [_each(x) for x in inputs[consts + carried :]]
-        args = [*inputs[: consts + carried], *over]
+        counts = loop_counts(params)
+        first_array = counts.consts + counts.carried
+        slices = [_slice_of_step(x) for x in inputs[first_array:]]
+        args = [*inputs[:first_array], *slices]
         results = self.run(*opened(params["jaxpr"]), args)
-        same = [
-            before is after
-            or (isinstance(before, Known) and isinstance(after, Known) and not carried)
-            for before, after in zip(
-                inputs[consts : consts + carried], results[:carried], strict=True
-            )
-        ]
-        if not all(same):
+        carried = results[: counts.carried]
+        before = inputs[counts.consts : first_array]
+        if any(x is not y for x, y in zip(before, carried, strict=True)):
             return [UNKNOWN] * len(equation.outvars)
-        stacked = [
-            _stacked(x, params["length"], tuple(variable.aval.shape))
-            for x, variable in zip(
-                results[carried:], equation.outvars[carried:], strict=True
-            )
-        ]
-        return [*results[:carried], *stacked]
+        stacked = []
+        variables = equation.outvars[counts.carried :]
+        for x, variable in zip(results[counts.carried :], variables, strict=True):
+            shape = tuple(variable.aval.shape)
+            stacked.append(_stacked(x, params["length"], shape))
+        return [*carried, *stacked]
 
 
 def _known(x: Any) -> Any:
@@ -189,17 +184,17 @@ def _known(x: Any) -> Any:
 
 
 def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
-    """What an operation on a key returns."""
-    key = inputs[0]
+    """What an operation on a key returns: a key with a longer origin."""
+    key, *indices = inputs
     if not isinstance(key, Key):
         return UNKNOWN
+    known_indices = [
+        np.asarray(x.value).tobytes() for x in indices if isinstance(x, Known)
+    ]
+    are_known = len(known_indices) == len(indices)
     match name:
-        case "random_fold_in":
-            data = inputs[1]
-            if isinstance(data, Known):
-                return Key(
-                    (key.origin, "fold_in", np.asarray(data.value).tobytes()), shape
-                )
+        case "random_fold_in" if isinstance(indices[0], Known):
+            return Key((key.origin, "fold_in", known_indices[0]), shape)
         case "random_split":
             return Key((key.origin, "split", tuple(params["shape"])), shape)
         case "slice":
@@ -207,42 +202,45 @@ def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
             return Key((key.origin, "slice", limits), shape)
         case "squeeze" | "reshape" | "broadcast_in_dim" | "copy":
             return Key(key.origin, shape)
-        case "dynamic_slice" | "gather":
-            if all(isinstance(x, Known) for x in inputs[1:]):
-                place = tuple(np.asarray(x.value).tobytes() for x in inputs[1:])
-                return Key((key.origin, name, place), shape)
+        case "dynamic_slice" | "gather" if are_known:
+            return Key((key.origin, name, tuple(known_indices)), shape)
     return UNKNOWN
 
 
 def _uniform(inputs: list[Any], shape: Shape) -> Any:
-    """Uniform numbers drawn with a key."""
+    """Uniform numbers drawn with a key, between two known ends."""
     key, *ends = inputs
     known = [x.number for x in ends if isinstance(x, Known) and x.number is not None]
     if not key.is_random or len(known) < len(ends):
         return UNKNOWN
     low, high = known
-    # the least number that JAX draws is the one after −1, for erf⁻¹
     mean, std = 0.5 * (low + high), (high - low) / math.sqrt(12.0)
+    # JAX draws the argument of erf⁻¹ from just above −1, so that it is finite
     if low == -1.0 + 2.0**-24 and high == 1.0:
         mean, std = 0.0, 1.0 / math.sqrt(3.0)
     return Drawn(Distribution("uniform", (mean, std)), ((key.origin, shape),))
 
 
 def _of_known(equation: Any, inputs: list[Any]) -> Any:
-    """What an operation on known numbers returns."""
+    """What an operation on known numbers returns.
+
+    One number that fills a shape is kept as one number. Other arrays are computed.
+    """
     name, aval = equation.primitive.name, equation.outvars[0].aval
     shape = tuple(aval.shape)
-    if name == "broadcast_in_dim" and math.prod(inputs[0].shape) == 1:
-        return Known(np.asarray(inputs[0].value).reshape(()), shape)
-    if name in RESHAPING and np.size(inputs[0].value) == 1:
-        return Known(np.asarray(inputs[0].value, dtype=aval.dtype).reshape(()), shape)
     values = [np.asarray(x.value) for x in inputs]
+    if name == "broadcast_in_dim" and math.prod(inputs[0].shape) == 1:
+        return Known(values[0].reshape(()), shape)
+    if name in RESHAPING and values[0].size == 1:
+        return Known(values[0].astype(aval.dtype).reshape(()), shape)
     if name in NUMPY and all(value.size == 1 for value in values):
+        numbers = [value.reshape(()) for value in values]
         with np.errstate(all="ignore"):
-            value = NUMPY[name](*(value.reshape(()) for value in values))
-        return Known(np.asarray(value, dtype=aval.dtype), shape)
+            result = NUMPY[name](*numbers)
+        return Known(np.asarray(result, dtype=aval.dtype), shape)
     if name.startswith("random"):
-        return Key(("given", name, *(value.tobytes() for value in values)), shape)
+        seeds = [value.tobytes() for value in values]
+        return Key(("given", name, *seeds), shape)
     result = PrimitiveCall.of(equation)(*(x.whole for x in inputs))
     if isinstance(result, list | tuple):
         return UNKNOWN
@@ -253,24 +251,37 @@ def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
     """What an operation on draws, and numbers beside them, returns."""
     draws = [x for x in inputs if isinstance(x, Drawn)]
     numbers = [x.number for x in inputs if isinstance(x, Known)]
-    if len(draws) + len(numbers) < len(inputs) or not draws or None in numbers:
+    is_followed = len(draws) + len(numbers) == len(inputs) and None not in numbers
+    if not draws or not is_followed:
         return UNKNOWN
-    drawn = draws[0]
-    if name in RESHAPING or name in ("copy", "stop_gradient"):
-        return drawn
+    if name == "concatenate":
+        return _joined(draws, len(inputs))
+    if name in (*RESHAPING, "copy", "stop_gradient", "transpose", "slice"):
+        return _rearranged(draws[0], name, params, shape)
+    return _entrywise(draws, name, params, inputs, shape)
+
+
+def _rearranged(drawn: Drawn, name: str, params: Any, shape: Shape) -> Drawn:
+    """Draws in another shape or order, or a part of them."""
     if name == "transpose":
         return replace(drawn, order=(*drawn.order, tuple(params["permutation"])))
     if name == "slice":
         limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
         return replace(drawn, origin=((drawn.origin, limits, shape),))
-    if name == "concatenate":
-        return _joined(draws, len(inputs))
-    if any((x.origin, x.order) != (drawn.origin, drawn.order) for x in draws):
+    return drawn
+
+
+def _entrywise(
+    draws: list[Drawn], name: str, params: Any, inputs: list[Any], shape: Shape
+) -> Any:
+    """A function of each entry of the same draws, and of numbers."""
+    first = draws[0]
+    if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
         return UNKNOWN
     if name == "broadcast_in_dim":
-        return drawn if _adds_axes(params, shape) else UNKNOWN
+        return first if _adds_axes(params, shape) else UNKNOWN
     law = _law_of_function(name, params, inputs)
-    return UNKNOWN if law is None else replace(drawn, law=law)
+    return UNKNOWN if law is None else replace(first, law=law)
 
 
 def _adds_axes(params: Any, shape: Shape) -> bool:
@@ -280,14 +291,15 @@ def _adds_axes(params: Any, shape: Shape) -> bool:
 
 
 def _law_of_function(name: str, params: Any, inputs: list[Any]) -> Distribution | None:
-    """The law of a function of each entry."""
+    """The law of a function of each entry; None if it is not known."""
     arguments = [x.law if isinstance(x, Drawn) else x.number for x in inputs]
     if name in ("max", "min"):
-        x, *bound = sorted(arguments, key=lambda y: not isinstance(y, Distribution))
-        if isinstance(bound[0], Distribution):
+        laws = [x for x in arguments if isinstance(x, Distribution)]
+        bounds = [x for x in arguments if not isinstance(x, Distribution)]
+        if not bounds:
             return None
-        ends = (bound[0], None) if name == "max" else (None, bound[0])
-        return transformed("clamp", x, *ends)
+        low, high = (bounds[0], None) if name == "max" else (None, bounds[0])
+        return transformed("clamp", laws[0], low, high)
     if name == "clamp":
         low, x, high = arguments
         return transformed("clamp", x, low, high)
@@ -307,8 +319,8 @@ def _joined(draws: list[Drawn], count: int) -> Any:
     return Drawn(draws[0].law, tuple(origins))
 
 
-def _each(x: Any) -> Any:
-    """One entry of what a loop is over."""
+def _slice_of_step(x: Any) -> Any:
+    """What one step of a loop gets of an array over which it runs."""
     if isinstance(x, Key):
         return Key((x.origin, "each"), x.shape[1:])
     if isinstance(x, Known) and np.size(x.value) == 1:
@@ -385,14 +397,17 @@ def _law(name: str, shape: Shape, dtype: Any, result: Any) -> Parameter | None:
 
 
 def _mark_copies(laws: list[Parameter | None], results: Sequence[Any]) -> None:
-    """Mark parameters that are drawn with the key of an earlier one."""
-    first_by_key: dict[Any, int] = {}
+    """Mark parameters that are drawn with the key of an earlier one.
+
+    One with the same numbers is a copy. Others depend on it in an unknown way.
+    """
+    first_with_key: dict[Any, int] = {}
     for number, result in enumerate(results):
         law = laws[number]
         if law is None or not isinstance(result, Drawn):
             continue
-        for origin in result.origin:
-            first = first_by_key.setdefault(origin[0], number)
+        for key, *_ in result.origin:
+            first = first_with_key.setdefault(key, number)
             earlier = laws[first]
             if first == number or earlier is None:
                 continue
@@ -408,21 +423,22 @@ def _mark_copies(laws: list[Parameter | None], results: Sequence[Any]) -> None:
 def _measured(
     jaxpr: Any, names: Sequence[str], numbers: list[int], seed: int
 ) -> list[Parameter]:
-    """The laws of some results, from samples."""
+    """The laws of the results of these numbers, from samples."""
     if not numbers:
         return []
-    outputs = jax.jit(
-        lambda key: [
-            jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, key)[k] for k in numbers
-        ]
-    )
-    samples = [outputs(jax.random.key(seed + k)) for k in range(2)]
+
+    def results_of(key: Any) -> list[Any]:
+        results = jax.core.eval_jaxpr(jaxpr.jaxpr, jaxpr.consts, key)
+        return [results[number] for number in numbers]
+
+    compiled = jax.jit(results_of)
+    samples = [compiled(jax.random.key(seed + k)) for k in range(2)]
     is_random = any(not np.array_equal(x, y) for x, y in zip(*samples, strict=True))
     if is_random:
-        samples += [outputs(jax.random.key(seed + k)) for k in range(2, SAMPLES)]
+        samples += [compiled(jax.random.key(seed + k)) for k in range(2, SAMPLES)]
     laws = []
-    for place, number in enumerate(numbers):
-        entries = [np.asarray(sample[place], dtype=float) for sample in samples]
+    for number, arrays in zip(numbers, zip(*samples, strict=True), strict=True):
+        entries = [np.asarray(x, dtype=float) for x in arrays]
         law = law_of_entries(names[number], entries[0].shape, entries)
         if law.random and law.law not in INDEPENDENT:
             law = replace(law, value=tuple(entries))  # to compare numbers with

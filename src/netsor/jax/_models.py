@@ -23,13 +23,13 @@ INNER = ("value", "raw_value")
 
 
 class Functions(NamedTuple):
-    """A model as two functions."""
+    """A model as two functions: one draws its parameters, one computes its outputs."""
 
     name: str
-    # of a key; None if the parameters are given
+    # of a key; None if the user passed the parameters themselves
     init: Callable[[Any], Any] | None
     apply: Callable[..., Any]  # of parameters and inputs
-    given: Any = None  # the parameters, if they are given
+    parameters: Any = None  # those that the user passed
     weight_first: bool = False  # matrices have the shape (outputs, inputs)
 
 
@@ -53,10 +53,7 @@ class Leaves(NamedTuple):
 
 def name_of_path(path: Sequence[Any]) -> str:
     """The path of a leaf, as in "layers.0.query.kernel"."""
-    parts = [
-        str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", key))))
-        for key in path
-    ]
+    parts = [_text_of_key(key) for key in path]
     if len(parts) > 1 and parts[0] in OUTER:
         parts = parts[1:]
     if len(parts) > 1 and parts[-1] in INNER:
@@ -65,13 +62,22 @@ def name_of_path(path: Sequence[Any]) -> str:
     return ".".join(parts).replace("/~/", ".").replace("/", ".")
 
 
+def _text_of_key(key: Any) -> str:
+    """One step of a path: a key of a dictionary, an attribute, or an index."""
+    for field in ("key", "name", "idx"):
+        if hasattr(key, field):
+            return str(getattr(key, field))
+    return str(key)
+
+
 def _unique(names: list[str]) -> list[str]:
-    """The names; those that occur twice get a number."""
+    """The names; those that occur again get a number, as "w", "w#1", "w#2"."""
     counts: dict[str, int] = {}
     result = []
     for name in names:
-        counts[name] = counts.get(name, -1) + 1
-        result.append(f"{name}#{counts[name]}" if counts[name] else name)
+        earlier = counts.get(name, 0)
+        counts[name] = earlier + 1
+        result.append(f"{name}#{earlier}" if earlier else name)
     return result
 
 
@@ -79,9 +85,9 @@ def functions_of(
     model: Any, inputs: tuple[Any, ...]
 ) -> tuple[Functions, tuple[Any, ...]]:
     """A model as two functions, and its inputs without the parameters."""
-    of_pair = _of_pair(model, inputs)
-    if of_pair is not None:
-        return of_pair, inputs
+    init_and_apply = _of_pair(model, inputs)
+    if init_and_apply is not None:
+        return init_and_apply, inputs
     if not callable(model):
         raise ArgumentError("model", model, EXPECTED)
     if _is_instance(model):
@@ -91,9 +97,10 @@ def functions_of(
             "a function of a key that makes it, lambda key: …: its weights do not show"
             " the law that they were drawn with",
         )
-    made = _made(model) if _takes_one_argument(model) else None
-    if made is not None:
-        return _of_constructor(model, made, inputs), inputs
+    if _takes_one_argument(model):
+        result = _result_of_constructor(model)
+        if result is not None:
+            return _of_constructor(model, result, inputs), inputs
     if not inputs:
         raise ArgumentError("model", model, EXPECTED)
     return _of_apply(model, inputs[0]), inputs[1:]
@@ -110,34 +117,31 @@ def _of_apply(apply: Callable[..., Any], parameters: Any) -> Functions:
     name = getattr(apply, "__name__", type(apply).__name__)
     if callable(parameters):
         return Functions(name, parameters, apply)
-    return Functions(name=name, init=None, apply=apply, given=parameters)
+    return Functions(name=name, init=None, apply=apply, parameters=parameters)
 
 
 def _of_pair(model: Any, inputs: tuple[Any, ...]) -> Functions | None:
     """A pair of functions init and apply, or a model that has both."""
-    init, apply = getattr(model, "init", None), getattr(model, "apply", None)
-    if isinstance(model, tuple) and len(model) == 2 and all(map(callable, model)):
-        init, apply = model
-    if not callable(init) or not callable(apply):
+    if not is_pair(model):
         return None
-    name = type(model).__name__
     if isinstance(model, tuple):
+        init, apply = model
         name = getattr(apply, "__name__", "apply")
+    else:
+        init, apply = model.init, model.apply
+        name = type(model).__name__
     takes_key_only = _takes_one_argument(init)
 
     def draw(key: Any) -> Any:
         """The parameters."""
         return init(key) if takes_key_only else init(key, *inputs)
 
-    names = _names_of_arguments(apply)
-    if names[1:2] == ["rng"]:  # of Haiku
+    def without_generator(parameters: Any, *args: Any, **options: Any) -> Any:
+        """The outputs of a function of Haiku, without random numbers."""
+        return apply(parameters, None, *args, **options)
 
-        def with_generator(parameters: Any, *args: Any, **options: Any) -> Any:
-            """The outputs, without random numbers."""
-            return apply(parameters, None, *args, **options)
-
-        return Functions(name, draw, with_generator)
-    return Functions(name, draw, apply)
+    is_of_haiku = _names_of_arguments(apply)[1:2] == ["rng"]
+    return Functions(name, draw, without_generator if is_of_haiku else apply)
 
 
 def _names_of_arguments(f: Callable[..., Any]) -> list[str]:
@@ -171,60 +175,59 @@ def _loaded(name: str) -> Any:
 
 
 def _is_instance(model: Any) -> bool:
-    """Whether a model has its weights already."""
-    nnx, equinox = _loaded("flax.nnx"), _loaded("equinox")
-    return (nnx is not None and isinstance(model, nnx.Module)) or (
-        equinox is not None and isinstance(model, equinox.Module)
-    )
+    """Whether a model has its weights already: modules of Linen have none."""
+    return _library_of(model) in ("nnx", "equinox")
 
 
-class Made(NamedTuple):
+class ConstructorResult(NamedTuple):
     """A model that a constructor returned; its weights are abstract arrays."""
 
-    kind: str  # "nnx", "equinox" or "linen"
+    library: str  # "nnx", "equinox" or "linen"
     name: str
 
 
-def _made(build: Callable[[Any], Any]) -> Made | None:
-    """What a constructor makes; None if it makes no model."""
-    results: list[Any] = []
+def _result_of_constructor(build: Callable[[Any], Any]) -> ConstructorResult | None:
+    """The model that a function of a key returns; None if it returns no model."""
+    models: list[Any] = []
 
     def record(key: Any) -> int:
-        """Make the model, and return nothing of it."""
-        results.append(build(key))
+        """Make the model. It is no array, so it leaves through the list."""
+        models.append(build(key))
         return 0
 
     try:
         jax.eval_shape(record, jax.random.key(0))
     except Exception:
-        if not results:
+        if not models:
             raise
-    kind = _kind(results[0])
-    return None if kind is None else Made(kind, type(results[0]).__name__)
+    library = _library_of(models[0])
+    if library is None:
+        return None
+    return ConstructorResult(library, type(models[0]).__name__)
 
 
-def _kind(model: Any) -> str | None:
-    """The library of a model."""
-    nnx, equinox, linen = (
-        _loaded(name) for name in ("flax.nnx", "equinox", "flax.linen")
+def _library_of(model: Any) -> str | None:
+    """The library of a model: "nnx", "equinox" or "linen"; None for others."""
+    libraries = (
+        ("nnx", "flax.nnx"),
+        ("equinox", "equinox"),
+        ("linen", "flax.linen"),
     )
-    if nnx is not None and isinstance(model, nnx.Module):
-        return "nnx"
-    if equinox is not None and isinstance(model, equinox.Module):
-        return "equinox"
-    if linen is not None and isinstance(model, linen.Module):
-        return "linen"
+    for library, package in libraries:
+        imported = _loaded(package)
+        if imported is not None and isinstance(model, imported.Module):
+            return library
     return None
 
 
 def is_constructor(model: Any) -> bool:
     """Whether a function of a key makes a model of Flax or Equinox."""
-    if not callable(model) or is_pair(model) or _kind(model) is not None:
+    if not callable(model) or is_pair(model) or _library_of(model) is not None:
         return False
     if not _takes_one_argument(model):
         return False
     try:
-        return _made(model) is not None
+        return _result_of_constructor(model) is not None
     except Exception:  # errors of other functions are reported where they are called
         return False
 
@@ -233,8 +236,8 @@ def takes_one_sequence(model: Any) -> bool:
     """Whether a function of a key makes a model of Equinox, which takes no batch."""
     if not is_constructor(model):
         return False
-    made = _made(model)
-    return made is not None and made.kind == "equinox"
+    result = _result_of_constructor(model)
+    return result is not None and result.library == "equinox"
 
 
 def batched(model: Any, functions: Functions) -> Functions:
@@ -242,9 +245,9 @@ def batched(model: Any, functions: Functions) -> Functions:
     if not takes_one_sequence(model):
         return functions
 
-    def apply(numbers: Any, *inputs: Any, **options: Any) -> Any:
+    def apply(parameters: Any, *inputs: Any, **options: Any) -> Any:
         """The outputs of every sequence of a batch."""
-        call = partial(functions.apply, numbers, **options)
+        call = partial(functions.apply, parameters, **options)
         return jax.vmap(call)(*inputs)
 
     return functions._replace(apply=apply)
@@ -261,26 +264,28 @@ def is_pair(model: Any) -> bool:
 
 def is_model(model: Any) -> bool:
     """Whether a study reads this as a JAX model."""
-    return is_pair(model) or _kind(model) is not None or is_constructor(model)
+    return is_pair(model) or _library_of(model) is not None or is_constructor(model)
 
 
 def _of_constructor(
-    build: Callable[[Any], Any], made: Made, inputs: tuple[Any, ...]
+    build: Callable[[Any], Any], result: ConstructorResult, inputs: tuple[Any, ...]
 ) -> Functions:
     """A function of a key that makes a model."""
-    if made.kind == "linen":
+    if result.library == "linen":
         module = build(jax.random.key(0))
         functions = _of_pair(module, inputs)
         assert functions is not None
         return functions
-    return _of_nnx(build, made) if made.kind == "nnx" else _of_equinox(build, made)
+    if result.library == "nnx":
+        return _of_nnx(build, result.name)
+    return _of_equinox(build, result.name)
 
 
-def _of_nnx(build: Callable[[Any], Any], made: Made) -> Functions:
+def _of_nnx(build: Callable[[Any], Any], name: str) -> Functions:
     """A model of Flax NNX, in evaluation mode."""
     from flax import nnx
 
-    graphs: list[Any] = []
+    graphs: list[Any] = []  # of the models that were drawn: all are equal
 
     def draw(key: Any) -> Any:
         """The numbers of a new model."""
@@ -294,58 +299,72 @@ def _of_nnx(build: Callable[[Any], Any], made: Made) -> Functions:
         """The outputs of a model with these numbers."""
         return nnx.merge(graphs[-1], state)(*inputs, **options)
 
-    return Functions(made.name, draw, apply)
+    return Functions(name, draw, apply)
 
 
-def _of_equinox(build: Callable[[Any], Any], made: Made) -> Functions:
+def _of_equinox(build: Callable[[Any], Any], name: str) -> Functions:
     """A model of Equinox, in inference mode."""
     import equinox
 
-    rest: list[Any] = []
+    static_parts: list[Any] = []  # of the models that were drawn: all are equal
 
     def draw(key: Any) -> Any:
         """The numbers of a new model."""
         model = equinox.nn.inference_mode(build(key))
-        numbers, others = equinox.partition(model, equinox.is_array)
-        rest.append(others)
-        return numbers
+        arrays, static_part = equinox.partition(model, equinox.is_array)
+        static_parts.append(static_part)
+        return arrays
 
-    def apply(numbers: Any, *inputs: Any, **options: Any) -> Any:
+    def apply(arrays: Any, *inputs: Any, **options: Any) -> Any:
         """The outputs of a model with these numbers."""
-        return equinox.combine(numbers, rest[-1])(*inputs, **options)
+        return equinox.combine(arrays, static_parts[-1])(*inputs, **options)
 
-    return Functions(name=made.name, init=draw, apply=apply, weight_first=True)
+    return Functions(name=name, init=draw, apply=apply, weight_first=True)
 
 
 def functions_of_instance(model: Any) -> Functions | None:
     """A model that has its weights already, in evaluation mode; None for others."""
-    kind, name = _kind(model), type(model).__name__
-    if kind == "nnx":
-        from flax import nnx
-
-        model.eval()
-        graph, state = nnx.split(model)
-
-        def apply(numbers: Any, *inputs: Any, **options: Any) -> Any:
-            """The outputs of the model with these numbers."""
-            return nnx.merge(graph, numbers)(*inputs, **options)
-
-        return Functions(name=name, init=None, apply=apply, given=state)
-    if kind == "equinox":
-        import equinox
-
-        numbers, rest = equinox.partition(
-            equinox.nn.inference_mode(model), equinox.is_array
-        )
-
-        def apply_rest(numbers: Any, *inputs: Any, **options: Any) -> Any:
-            """The outputs of the model with these numbers."""
-            return equinox.combine(numbers, rest)(*inputs, **options)
-
-        return Functions(
-            name=name, init=None, apply=apply_rest, given=numbers, weight_first=True
-        )
+    library = _library_of(model)
+    if library == "nnx":
+        return _of_nnx_instance(model)
+    if library == "equinox":
+        return _of_equinox_instance(model)
     return None
+
+
+def _of_nnx_instance(model: Any) -> Functions:
+    """A model of Flax NNX with its weights."""
+    from flax import nnx
+
+    model.eval()
+    graph, state = nnx.split(model)
+
+    def apply(state: Any, *inputs: Any, **options: Any) -> Any:
+        """The outputs of the model with these numbers."""
+        return nnx.merge(graph, state)(*inputs, **options)
+
+    name = type(model).__name__
+    return Functions(name=name, init=None, apply=apply, parameters=state)
+
+
+def _of_equinox_instance(model: Any) -> Functions:
+    """A model of Equinox with its weights."""
+    import equinox
+
+    in_evaluation = equinox.nn.inference_mode(model)
+    arrays, static_part = equinox.partition(in_evaluation, equinox.is_array)
+
+    def apply(arrays: Any, *inputs: Any, **options: Any) -> Any:
+        """The outputs of the model with these numbers."""
+        return equinox.combine(arrays, static_part)(*inputs, **options)
+
+    return Functions(
+        name=type(model).__name__,
+        init=None,
+        apply=apply,
+        parameters=arrays,
+        weight_first=True,
+    )
 
 
 def arrays_of(inputs: Sequence[Any]) -> tuple[Any, ...]:

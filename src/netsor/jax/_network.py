@@ -11,7 +11,7 @@ import numpy as np
 from .._validate import ArgumentError
 from ..programs._program import Program
 from ..reader._graph import Graph
-from ..reader._laws import Parameters
+from ..reader._laws import Parameter, Parameters
 from ..reader._network import Network, network_of, sequence_of
 from ._models import is_constructor, is_pair, takes_one_sequence
 from ._parameters import drawn, parameters
@@ -19,7 +19,7 @@ from ._program import JaxReader, graph_of, is_one_sequence
 
 TOKENS = 16  # of different ids, if none are given
 # names of tables of words
-TABLE = re.compile(r"embed|words?\b|wte|tok|vocab", re.IGNORECASE)
+TABLE_NAME = re.compile(r"embed|words?\b|wte|tok|vocab", re.IGNORECASE)
 
 
 def network(
@@ -62,8 +62,9 @@ def network_graph(
 
     The first inputs of a function of parameters and inputs are the parameters.
     """
-    given = drawn(model, tuple(inputs)).inputs
-    return graph_of(model, inputs, laws, options, as_batch=is_one_sequence(given))
+    model_inputs = drawn(model, tuple(inputs)).inputs
+    as_batch = is_one_sequence(model_inputs)
+    return graph_of(model, inputs, laws, options, as_batch=as_batch)
 
 
 def networks(model: Any, ids: Any, lengths: Sequence[int | None]) -> list[Program]:
@@ -79,7 +80,7 @@ def as_inputs(model: Any, ids: Any) -> Any:
 
 
 def token_ids(model: Any, tokens: int | None) -> Any:
-    """Ids 1, 2, … of rows of the model's table of words."""
+    """Ids 1, 2, … of rows of the model's table of words: (1, tokens), or (tokens,)."""
     name = getattr(model, "__name__", type(model).__name__)
     if not is_constructor(model) and not is_pair(model):
         raise ArgumentError(
@@ -89,23 +90,29 @@ def token_ids(model: Any, tokens: int | None) -> Any:
             " Linen, or a pair (init, apply); for others give the inputs,"
             " ns.audit(ns.jax.network(model, …))",
         )
-    # modules of Linen draw their parameters with inputs
-    example = () if is_constructor(model) else (np.ones((1, TOKENS), dtype=int),)
-    tables = [
-        law
-        for path, law in parameters(model, *example).items()
-        if len(law.shape) == 2 and TABLE.search(path)
-    ]
-    if not tables:
+    table = _table_of_words(model)
+    if table is None:
         raise ArgumentError(
             "model",
             name,
             "a model with a table of words; for others give the inputs,"
             " ns.audit(ns.jax.network(model, ids))",
         )
-    most = tables[0].shape[0] - 1  # without 0, which often is the padding
-    if tokens is not None and tokens > most:
+    rows = table.shape[0]
+    largest_id = rows - 1
+    if tokens is not None and tokens > largest_id:  # 0 is left out: often the padding
         raise ArgumentError(
-            "tokens", tokens, f"at most {most}: {tables[0].name} has {most + 1} rows"
+            "tokens", tokens, f"at most {largest_id}: {table.name} has {rows} rows"
         )
-    return as_inputs(model, np.arange(1, min(tokens or TOKENS, most) + 1))
+    count = min(tokens or TOKENS, largest_id)
+    return as_inputs(model, np.arange(1, count + 1))
+
+
+def _table_of_words(model: Any) -> Parameter | None:
+    """The first matrix whose name is that of a table of words."""
+    # modules of Linen draw their parameters with inputs
+    example = () if is_constructor(model) else (np.ones((1, TOKENS), dtype=int),)
+    for path, law in parameters(model, *example).items():
+        if len(law.shape) == 2 and TABLE_NAME.search(path):
+            return law
+    return None

@@ -53,15 +53,18 @@ class PrimitiveCall:
 
     def __call__(self, *arrays: Any) -> Any:
         """What JAX computes; floating point has the precision of the arrays."""
-        arrays = _of_one_type(arrays)
+        arrays = _of_one_precision(arrays)
         if self.name in SCATTERS:
             options = {name: self.params[name] for name in OPTIONS_OF_SCATTER}
             return SCATTERS[self.name](*arrays, **options)
         params = dict(self.params)
-        floating = [x.dtype for x in arrays if _is_floating(x.dtype)]
+        floating_types = [x.dtype for x in arrays if _is_floating(x.dtype)]
         for name in TYPES:
-            if floating and params.get(name) is not None and _is_floating(params[name]):
-                params[name] = floating[0]
+            recorded_type = params.get(name)
+            if recorded_type is None or not floating_types:
+                continue
+            if _is_floating(recorded_type):
+                params[name] = floating_types[0]
         return bind(primitive_of(self.name), arrays, params)
 
     @classmethod
@@ -95,13 +98,13 @@ def _is_floating(dtype: Any) -> bool:
     return bool(jax.numpy.issubdtype(dtype, np.floating))
 
 
-def _of_one_type(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
+def _of_one_precision(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arrays, those of floating point in the highest precision among them."""
     arrays = tuple(jax.numpy.asarray(x) for x in arrays)
-    floating = [x.dtype for x in arrays if _is_floating(x.dtype)]
-    if len(set(floating)) < 2:
+    floating_types = {x.dtype for x in arrays if _is_floating(x.dtype)}
+    if len(floating_types) < 2:
         return arrays
-    highest = max(floating, key=lambda dtype: dtype.itemsize)
+    highest = max(floating_types, key=lambda dtype: dtype.itemsize)
     return tuple(x.astype(highest) if _is_floating(x.dtype) else x for x in arrays)
 
 
@@ -118,7 +121,7 @@ class Swapped:
 
 @dataclass(frozen=True)
 class Item:
-    """One of the results of an operation."""
+    """One of the results of an operation that returns several."""
 
     number: int
 
@@ -171,7 +174,7 @@ class Node:
         return f"<{self.operation} {shape_of(self)}>"
 
     def replace_argument(self, old: Node, new: Any) -> None:
-        """Replace an argument by another one."""
+        """Put another argument in the place of one, and keep both lists of users."""
         self.args = tuple(new if x is old else x for x in self.args)
         old.users.pop(self, None)
         if isinstance(new, Node):
@@ -191,8 +194,9 @@ def trace_of(equation: Any) -> str:
     It is written as in a traceback; "" if it is not known.
     """
     traceback = equation.source_info.traceback
-    frames = [] if traceback is None else traceback.frames
-    for frame in frames:
+    if traceback is None:
+        return ""
+    for frame in traceback.frames:
         file = frame.file_name
         if not _in_library(file):
             code = linecache.getline(file, frame.line_num).strip()

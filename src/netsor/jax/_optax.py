@@ -79,38 +79,52 @@ class Step(NamedTuple):
 def first_steps(optimiser: Any, params: Any) -> dict[str, Step]:
     """The first step of every matrix, by name; `params` are shapes of the parameters.
 
-    Weight decay is left out, as for optimisers of PyTorch.
+    The optimiser takes a first step from zero parameters on gradients of two sizes, and
+    one from large parameters, which shows a decay that is not weight decay. Weight
+    decay itself is left out, as for optimisers of PyTorch.
     """
     names = Leaves.of(params).names
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-    tx = transformation_of(optimiser, zeros)
+    transformation = transformation_of(optimiser, zeros)
+    unit_gradients = _unit_gradients(zeros)
+    large = jax.tree.map(lambda x: LARGE * jnp.sin(x), unit_gradients)
+
+    def updates(size: float, parameters: Any) -> list[Floats]:
+        """The updates of gradients of this size."""
+        gradients = jax.tree.map(lambda x: size * x, unit_gradients)
+        state = transformation.init(parameters)
+        tree, _ = transformation.update(gradients, state, parameters)
+        return [np.asarray(x, dtype=float) for x in jax.tree.leaves(tree)]
+
+    leaves = zip(
+        names,
+        jax.tree.leaves(unit_gradients),
+        jax.tree.leaves(large),
+        updates(SIZES[0], zeros),
+        updates(SIZES[1], zeros),
+        updates(SIZES[0], large),
+        strict=True,
+    )
+    steps = {}
+    for name, gradient, large_p, update, of_second_size, of_large_p in leaves:
+        if gradient.ndim < 2:
+            continue
+        change_by_p = of_large_p - update
+        _check_decay(name, change_by_p, np.asarray(large_p, dtype=float))
+        gradient = np.asarray(gradient, dtype=float)
+        steps[name] = _step_of(name, gradient, update, of_second_size)
+    return steps
+
+
+def _unit_gradients(parameters: Any) -> Any:
+    """Random numbers for each parameter, none near 0, where an eps would show."""
     generator = np.random.default_rng(0)
 
     def gradient_of(x: Any) -> Any:
-        """Random numbers that are not near 0, where an eps would show."""
         z = generator.normal(size=x.shape)
         return jnp.asarray(z + 0.5 * np.sign(z), x.dtype)
 
-    unit = jax.tree.map(gradient_of, zeros)
-
-    def updates(size: float, p: Any) -> list[Floats]:
-        """The updates of gradients of some size."""
-        gradients = jax.tree.map(lambda x: size * x, unit)
-        found, _ = tx.update(gradients, tx.init(p), p)
-        return [np.asarray(x, dtype=float) for x in jax.tree.leaves(found)]
-
-    moved = jax.tree.map(lambda x: LARGE * jnp.sin(x), unit)
-    first, second = (updates(size, zeros) for size in SIZES)
-    decayed = updates(SIZES[0], moved)
-    steps = {}
-    trees = (jax.tree.leaves(tree) for tree in (unit, moved))
-    for name, gradient, p, *found in zip(
-        names, *trees, first, second, decayed, strict=True
-    ):
-        if gradient.ndim > 1:
-            _check_decay(name, found[2] - found[0], np.asarray(p, dtype=float))
-            steps[name] = _step_of(name, np.asarray(gradient, dtype=float), *found[:2])
-    return steps
+    return jax.tree.map(gradient_of, parameters)
 
 
 def _check_decay(name: str, change: Floats, p: Floats) -> None:
@@ -125,7 +139,11 @@ def _check_decay(name: str, change: Floats, p: Floats) -> None:
 
 
 def _step_of(name: str, gradient: Floats, first: Floats, second: Floats) -> Step:
-    """The step whose updates of two gradients, one twice the other, are these."""
+    """The step whose updates of two gradients, one twice the other, are these.
+
+    SGD doubles its update with the gradient. Adam, Lion, sign descent and Muon do not:
+    their updates are multiples of the sign, or of Muon's polynomial.
+    """
     if not first.any() and not second.any():
         return Step("sgd", 0.0)
     rate = _multiple(-first, gradient)
@@ -141,9 +159,10 @@ def _step_of(name: str, gradient: Floats, first: Floats, second: Floats) -> Step
     directions = {"adam": np.sign(gradient)}
     if gradient.ndim == 2:
         directions["muon"] = newton_schulz_of(gradient)
+    is_scale_free = np.allclose(first, second, rtol=TOLERANCE, atol=0)
     for kind, direction in directions.items():
         rate = _multiple(-first, direction)
-        if rate is not None and np.allclose(first, second, rtol=TOLERANCE, atol=0):
+        if rate is not None and is_scale_free:
             return Step(kind, rate)
     raise ArgumentError(
         "optimiser", f"the step of {name}", f"that of {KINDS} between matrices"
@@ -151,23 +170,31 @@ def _step_of(name: str, gradient: Floats, first: Floats, second: Floats) -> Step
 
 
 def newton_schulz_of(gradient: Floats) -> Floats:
-    """Muon's polynomial of a gradient, with its usual coefficients."""
+    """Muon's polynomial of a gradient, with its usual coefficients.
+
+    Each Newton-Schulz iteration replaces X by a X + (b X Xᵀ + c (X Xᵀ)²) X, which
+    brings all singular values near 1.
+    """
     optimiser = NAMED["muon"].with_memory(1.0, 0.0)
     coefficients = getattr(optimiser, "iterations")  # noqa: B009  # of Muon alone
     x = gradient / np.linalg.norm(gradient)
-    transposed = x.shape[0] > x.shape[1]
-    x = x.T if transposed else x
+    is_tall = x.shape[0] > x.shape[1]
+    if is_tall:  # the smaller of X Xᵀ and Xᵀ X
+        x = x.T
     for a, b, c in coefficients:
-        square = x @ x.T
-        x = a * x + (b * square + c * square @ square) @ x
-    return x.T if transposed else x
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if is_tall else x
 
 
 def _multiple(x: Floats, of: Floats) -> float | None:
-    """The number that x is, times another array; None if it is no multiple."""
-    number = float((x * of).sum() / (of * of).sum())
-    error = np.abs(x - number * of).max()
-    return number if error <= TOLERANCE * np.abs(x).max() else None
+    """The number that x is, times another array; None if it is no multiple.
+
+    It is the least-squares coefficient ⟨x, of⟩ / ⟨of, of⟩.
+    """
+    coefficient = float((x * of).sum() / (of * of).sum())
+    error = np.abs(x - coefficient * of).max()
+    return coefficient if error <= TOLERANCE * np.abs(x).max() else None
 
 
 def optimisers_of(steps: Mapping[str, Step], names: set[Any]) -> dict[Any, Optimiser]:
@@ -182,12 +209,16 @@ def optimisers_of(steps: Mapping[str, Step], names: set[Any]) -> dict[Any, Optim
 
 
 def _of_all_layers(steps: Mapping[str, Step], name: str) -> Step | None:
-    """The step of the array that a parameter of one layer is a part of."""
+    """The step of the array that a parameter of one layer is a part of.
+
+    Its name is that of the parameter without one or several numbers of layers.
+    """
     parts = name.split(".")
-    for k, part in enumerate(parts):
-        if part.isdigit():
-            whole = ".".join((*parts[:k], *parts[k + 1 :]))
-            step = steps.get(whole) or _of_all_layers(steps, whole)
-            if step is not None:
-                return step
+    for position, part in enumerate(parts):
+        if not part.isdigit():
+            continue
+        without_number = ".".join((*parts[:position], *parts[position + 1 :]))
+        step = steps.get(without_number) or _of_all_layers(steps, without_number)
+        if step is not None:
+            return step
     return None

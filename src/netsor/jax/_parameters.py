@@ -67,23 +67,18 @@ def drawn(
     """The parameters of a model, and how it uses them."""
     functions, inputs = functions_of(model, arrays_of(inputs))
     if functions.init is None:
-        leaves = Leaves.of(functions.given)
-        laws = {
-            name: law_of_sample(name, np.asarray(x))
+        leaves = Leaves.of(functions.parameters)
+        laws_by_leaf: list[Parameter | None] = [
+            law_of_sample(name, np.asarray(x))
             for name, x in zip(leaves.names, leaves.arrays, strict=True)
-        }
+        ]
     else:
         jaxpr, leaves = _initialisation(functions.init)
-        key = jax.random.key(0)
-        leaf_laws = laws_of(jaxpr, leaves.names, key)
-        laws = {
-            name: law
-            for name, law in zip(leaves.names, leaf_laws, strict=True)
-            if law is not None
-        }
-    laws = {
-        name: _with_fan_in(law, functions.weight_first) for name, law in laws.items()
-    }
+        laws_by_leaf = laws_of(jaxpr, leaves.names, key=jax.random.key(0))
+    laws = {}
+    for name, law in zip(leaves.names, laws_by_leaf, strict=True):
+        if law is not None:
+            laws[name] = _with_fan_in(law, functions.weight_first)
     table = Parameters(with_declared(laws, declared or {}), samples=0)
     return Drawn(functions=functions, inputs=inputs, leaves=leaves, laws=table)
 
@@ -95,19 +90,21 @@ def _initialisation(init: Callable[[Any], Any]) -> tuple[Any, Leaves]:
 
 
 def law_of_sample(name: str, x: Any) -> Parameter:
-    """The law of a parameter of which one sample is given."""
+    """The law of a parameter of which one sample x is given.
+
+    Rows of a sample are i.i.d., so that two halves of them are two samples.
+    """
     shape = tuple(x.shape)
-    if not np.issubdtype(x.dtype, np.floating) or not x.size or np.ptp(x) == 0:
-        return law_of_entries(name, shape, [np.asarray(x, dtype=float)])
-    rows = np.asarray(x, dtype=float).reshape(-1, shape[-1] if shape else 1)
-    # two halves are two samples of entries that are i.i.d.
-    half = max(len(rows) // 2, 1)
-    if len(rows) < 2:
-        return law_of_entries(name, shape, [np.asarray(x, dtype=float)])
-    law = law_of_entries(
-        name, shape, [rows[:half].ravel(), rows[half : 2 * half].ravel()]
-    )
-    return replace(law, shape=shape)
+    entries = np.asarray(x, dtype=float)
+    is_floating = np.issubdtype(x.dtype, np.floating)
+    is_random = is_floating and x.size > 0 and np.ptp(x) != 0
+    count = math.prod(shape[:-1]) if shape else 0  # of rows
+    if not is_random or count < 2:
+        return law_of_entries(name, shape, [entries])
+    rows = entries.reshape(count, shape[-1])
+    half = count // 2
+    halves = [rows[:half].ravel(), rows[half : 2 * half].ravel()]
+    return replace(law_of_entries(name, shape, halves), shape=shape)
 
 
 def _with_fan_in(law: Parameter, weight_first: bool) -> Parameter:
@@ -116,7 +113,11 @@ def _with_fan_in(law: Parameter, weight_first: bool) -> Parameter:
 
 
 def _fan_in(name: str, shape: Shape, weight_first: bool) -> int | None:
-    """The entries of the input that an entry of the output sums over."""
-    if len(shape) < 2 or "embed" in name.rpartition(".")[2]:
+    """The entries of the input that an entry of the output sums over.
+
+    None of vectors and of tables of words, which sum over nothing.
+    """
+    is_table = "embed" in name.rpartition(".")[2]
+    if len(shape) < 2 or is_table:
         return None
     return math.prod(shape[1:]) if weight_first else math.prod(shape[:-1])

@@ -15,13 +15,15 @@ import numpy as np
 
 from .._array_api import Bools
 from ..checks._pass import Found, Pass, quantities_of, watched
-from ..reader._graph import Node
+from ..reader._graph import Graph, Node
 from ..reader._laws import Parameters
 from ..reader._network import Targets
 from ..reader._structure import Structure, structure
 from ._network import network_graph
 
 Arrays = Mapping[str, Any]  # the numbers of parameters, by name
+# of the numbers of parameters; it returns the values of watched nodes and the gradients
+# of streams, by their positions in the graph, and squared gradients by parameter
 PassFunction = Callable[[Arrays], tuple[dict[int, Any], dict[int, Any], dict[str, Any]]]
 
 
@@ -32,16 +34,15 @@ def real_structure(
     options: Mapping[str, Any] | None = None,
 ) -> Structure:
     """The parts of a model none of whose parameters is a constant."""
-    is_open = {
-        name: replace(law, law="unknown") if _is_number(law) else law
+    open_laws = {
+        name: replace(law, law="unknown") if _is_trained(law) else law
         for name, law in laws.items()
     }
-    return structure(
-        network_graph(model, inputs, laws=Parameters(is_open, 0), options=options)
-    )
+    graph = network_graph(model, inputs, laws=Parameters(open_laws, 0), options=options)
+    return structure(graph)
 
 
-def _is_number(law: Any) -> bool:
+def _is_trained(law: Any) -> bool:
     """Whether a parameter is trained: integers are counters."""
     return not np.issubdtype(np.asarray(law.value).dtype, np.integer)
 
@@ -53,8 +54,10 @@ def forward_backward(
     masks: Sequence[Bools | None],
 ) -> Found:
     """The quantities of one pass of a model with these numbers."""
-    results = jax.jit(pass_function(net, targets))(numbers)
-    return quantities_of(net, done=as_pass(net, *results), targets=targets, masks=masks)
+    run = jax.jit(pass_function(net, targets))
+    values, gradients, squares = run(numbers)
+    done = as_pass(net, values, gradients, squares)
+    return quantities_of(net, done=done, targets=targets, masks=masks)
 
 
 def as_pass(
@@ -73,30 +76,25 @@ def as_pass(
 
 
 def pass_function(net: Structure, targets: Targets | None) -> PassFunction:
-    """A pass as a function of the numbers of parameters.
+    """A pass as a function of the numbers of parameters, as `PassFunction` says.
 
-    It returns the values of the watched nodes and the gradients of streams, by their
-    places in the graph, and the squares of the gradients of parameters.
+    The gradient of a stream is that of a shift that is added to it.
     """
     graph = net.graph
-    position_of = {node: k for k, node in enumerate(graph.nodes)}
-    shown = [node for node in watched(net) if node in position_of]
+    position_of = {node: position for position, node in enumerate(graph.nodes)}
+    watched_nodes = [node for node in watched(net) if node in position_of]
 
     def evaluated(of_nodes: Mapping[int, Any], shifts: Mapping[int, Any]) -> Any:
         """The values of the watched nodes; shifts are added to streams."""
-        env: dict[Node, Any] = dict(graph.constants)
-        env |= {graph.nodes[k]: x for k, x in of_nodes.items()}
-        for node in graph.nodes:
-            if node.op == "call_function" and node not in env:
-                env[node] = node.compute(*(env[x] for x in node.args))
-                if position_of[node] in shifts:
-                    env[node] = env[node] + shifts[position_of[node]]
-        return {position_of[node]: env[node] for node in shown}
+        values = _values(graph, of_nodes, shifts)
+        return {position_of[node]: values[node] for node in watched_nodes}
 
     def loss(of_nodes: Mapping[int, Any], shifts: Mapping[int, Any]) -> Any:
         """The loss, and the values of the watched nodes."""
         values = evaluated(of_nodes, shifts)
         return _loss(values[position_of[net.logits]], targets), values
+
+    differentiated = jax.grad(loss, argnums=(0, 1), has_aux=True)
 
     def run(numbers: Arrays) -> Any:
         """One pass."""
@@ -105,29 +103,46 @@ def pass_function(net: Structure, targets: Targets | None) -> PassFunction:
             for node in graph.parameters
             if node in position_of and graph.is_random(node)
         }
+        values = evaluated(of_nodes, {})
         if net.logits is None:
-            return evaluated(of_nodes, {}), {}, {}
+            return values, {}, {}
+        streams = _streams(net, values, position_of)
         shifts = {
-            position_of[node]: jax.numpy.zeros_like(x)
-            for node, x in _streams(net, evaluated(of_nodes, {}), position_of).items()
+            position_of[node]: jax.numpy.zeros_like(x) for node, x in streams.items()
         }
-        (of_parameters, of_streams), values = jax.grad(
-            loss, argnums=(0, 1), has_aux=True
-        )(of_nodes, shifts)
-        gradients = {graph.nodes[k]: x for k, x in of_parameters.items()}
-        return values, of_streams, _squares_by_name(graph.parameters, gradients)
+        gradients, values = differentiated(of_nodes, shifts)
+        of_parameters, of_streams = gradients
+        by_node = {graph.nodes[k]: x for k, x in of_parameters.items()}
+        return values, of_streams, _squares_by_name(graph.parameters, by_node)
 
     return run
+
+
+def _values(
+    graph: Graph, of_nodes: Mapping[int, Any], shifts: Mapping[int, Any]
+) -> dict[Node, Any]:
+    """The values of all nodes, of those of parameters, by position in the graph."""
+    values: dict[Node, Any] = dict(graph.constants)
+    for position, x in of_nodes.items():
+        values[graph.nodes[position]] = x
+    for position, node in enumerate(graph.nodes):
+        if node.op != "call_function" or node in values:
+            continue
+        values[node] = node.compute(*(values[x] for x in node.args))
+        if position in shifts:
+            values[node] = values[node] + shifts[position]
+    return values
 
 
 def _squares_by_name(
     parameters: Mapping[Node, str], gradients: Mapping[Node, Any]
 ) -> dict[str, Any]:
-    """The squared gradient of each parameter: several nodes may be one parameter."""
+    """The squared norm of each gradient: several nodes may be one parameter."""
     terms: dict[str, list[Any]] = {}
     for node, gradient in gradients.items():
         terms.setdefault(parameters[node], []).append(gradient)
-    return {name: (sum(of_nodes) ** 2).sum() for name, of_nodes in terms.items()}
+    gradient_by_name = {name: sum(of_nodes) for name, of_nodes in terms.items()}
+    return {name: (gradient**2).sum() for name, gradient in gradient_by_name.items()}
 
 
 def _streams(
@@ -148,11 +163,15 @@ def _number_of(node: Node, numbers: Arrays) -> Any:
 
 
 def _loss(logits: Any, targets: Targets | None) -> Any:
-    """The loss of the right words; without targets, the mean over all words."""
+    """The cross-entropy of the right words; without targets, the mean over all words.
+
+    The logits have the shape (…, words).
+    """
     logits = logits.reshape(-1, logits.shape[-1])
     if targets is None:
-        right = logits.mean(-1)
+        right_logits = logits.mean(-1)
     else:
         logits = logits[np.array(targets.rows)]
-        right = logits[np.arange(len(targets.rows)), np.array(targets.words)]
-    return (jax.nn.logsumexp(logits, axis=-1) - right).mean()
+        rows, words = np.arange(len(targets.rows)), np.array(targets.words)
+        right_logits = logits[rows, words]
+    return (jax.nn.logsumexp(logits, axis=-1) - right_logits).mean()

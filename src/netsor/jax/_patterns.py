@@ -57,27 +57,31 @@ def _replaced(
     *,
     backwards: bool = False,
 ) -> tuple[list[Node], list[Any]]:
-    """The nodes after rules replaced some of them; the last new node stands for the
-    old one.
+    """The nodes after a rule replaced some of them, and the outputs.
+
+    A rule returns new nodes, the last of which stands for the old one, or none.
     """
-    by_node: dict[Node, list[Node]] = {}
+    new_nodes: dict[Node, list[Node]] = {}
     joined_nodes: set[Node] = set()
     for node in reversed(nodes) if backwards else nodes:
         if node in joined_nodes:
             continue
-        new = rule(node)
-        if new:
-            by_node[node] = new
-            joined_nodes.update(new[-1].meta.get("joined", ()))
-            replace_uses(node, new[-1])
+        replacement = rule(node)
+        if replacement:
+            last = replacement[-1]
+            new_nodes[node] = replacement
+            joined_nodes.update(last.meta.get("joined", ()))
+            replace_uses(node, last)
     result: list[Node] = []
     for node in nodes:
-        result += by_node.get(node, [node])
+        result += new_nodes.get(node, [node])
 
-    def last(x: Any) -> Any:
-        return by_node[x][-1] if isinstance(x, Node) and x in by_node else x
+    def replaced(output: Any) -> Any:
+        if isinstance(output, Node) and output in new_nodes:
+            return new_nodes[output][-1]
+        return output
 
-    return result, [last(x) for x in outputs]
+    return result, [replaced(output) for output in outputs]
 
 
 def _used(nodes: list[Node], outputs: list[Any]) -> list[Node]:
@@ -173,15 +177,13 @@ class Joiner:
         sums, number = node.args
         if node.target == "mul" and not _is(sums, "reduce_sum"):
             sums, number = number, sums
-        if not _is(sums, "reduce_sum"):
+        if not _is(sums, "reduce_sum") or shape_of(node) != shape_of(sums):
             return []
-        (x,), axes = sums.args, tuple(int(axis) for axis in sums.kwargs["axes"])
+        (x,) = sums.args
+        axes = tuple(int(axis) for axis in sums.kwargs["axes"])
         count = math.prod(shape_of(x)[axis] for axis in axes)
-        factor = self.number(number)
-        if factor is None or shape_of(node) != shape_of(sums):
-            return []
-        divisor = factor if node.target == "div" else 1 / factor if factor else 0.0
-        if abs(divisor - count) > 1e-6 * count:
+        divisor = self._divisor(node.target, number)
+        if divisor is None or abs(divisor - count) > 1e-6 * count:
             return []
         return [
             _node(
@@ -193,37 +195,50 @@ class Joiner:
             )
         ]
 
+    def _divisor(self, target: str, number: Any) -> float | None:
+        """By what a division or a multiplication divides; None if it is not known."""
+        factor = self.number(number)
+        if target == "div" or not factor:
+            return factor
+        return 1 / factor
+
     def layer_norm(self, node: Node) -> list[Node]:
         """Centred vectors times their inverse root of the variance, and a scale."""
         if node.target not in ("div", "mul"):
             return []
-        first, second = node.args
-        for centred, other in ((first, second), (second, first)):
+        left, right = node.args
+        pairs = [(left, right)]
+        if node.target == "mul":
+            pairs.append((right, left))
+        for centred, deviation in pairs:
             x = self._centred(centred)
             if x is None:
                 continue
-            eps, scale = self._inverse_deviation(other, x, node.target)
+            eps, scale = self._inverse_deviation(deviation, x, node.target)
             if eps is not None:
-                norm = _node(
-                    node,
-                    operation="layer_norm",
-                    args=(x,),
-                    kwargs={"eps": eps},
-                    compute=LayerNorm(eps),
-                )
-                if scale is None:
-                    return [norm]
-                product = _node(
-                    node,
-                    operation="mul",
-                    args=(norm, scale),
-                    kwargs={},
-                    compute=node.compute,
-                )
-                return [norm, product]
-            if node.target == "div":
-                break
+                return self._norm_nodes(node, x, eps, scale)
         return []
+
+    @staticmethod
+    def _norm_nodes(node: Node, x: Node, eps: float, scale: Any) -> list[Node]:
+        """The layer norm of x, times a scale if there is one."""
+        norm = _node(
+            node,
+            operation="layer_norm",
+            args=(x,),
+            kwargs={"eps": eps},
+            compute=LayerNorm(eps),
+        )
+        if scale is None:
+            return [norm]
+        product = _node(
+            node,
+            operation="mul",
+            args=(norm, scale),
+            kwargs={},
+            compute=node.compute,
+        )
+        return [norm, product]
 
     def _centred(self, node: Any) -> Node | None:
         """The vectors x of x − mean(x) over the last axis."""
@@ -243,16 +258,21 @@ class Joiner:
     def _inverse_deviation(
         self, node: Any, x: Node, target: str
     ) -> tuple[float | None, Any]:
-        """The eps of 1/√(variance + eps), and a scale that multiplies it."""
+        """The eps of 1/√(variance + eps), and a scale that multiplies it.
+
+        `target` is how the centred vectors are combined with this node: they are
+        divided by √(variance + eps), or multiplied with its inverse.
+        """
         node = _stripped(node)
-        root = "rsqrt" if target == "mul" else "sqrt"
-        if _is(node, root):
+        if target == "div":
+            return (self._eps(node.args[0], x) if _is(node, "sqrt") else None), None
+        if _is(node, "rsqrt"):
             return self._eps(node.args[0], x), None
-        if target == "mul" and _is(node, "mul"):
+        if _is(node, "mul"):
             for factor, scale in (node.args, node.args[::-1]):
-                inner = _stripped(factor)
-                if _is(inner, "rsqrt"):
-                    return self._eps(inner.args[0], x), scale
+                inverse_root = _stripped(factor)
+                if _is(inverse_root, "rsqrt"):
+                    return self._eps(inverse_root.args[0], x), scale
         return None, None
 
     def _eps(self, node: Any, x: Node) -> float | None:
@@ -267,25 +287,39 @@ class Joiner:
         return None
 
     def _is_variance(self, node: Any, x: Node) -> bool:
-        """Whether a node is the variance of x over its last axis."""
+        """Whether a node is the variance of x over its last axis.
+
+        It is mean((x − mean x)²), or mean(x²) − (mean x)², or the maximum of it and 0.
+        """
         node = _stripped(node)
         if _is(node, "max"):
-            inside = [y for y in node.args if self.number(y) != 0.0]
-            return len(inside) == 1 and self._is_variance(inside[0], x)
+            others = [y for y in node.args if self.number(y) != 0.0]
+            return len(others) == 1 and self._is_variance(others[0], x)
         if _is(node, "mean"):
-            centred = self._centred(_stripped(self._squared(node.args[0])))
-            last = (len(shape_of(node.args[0])) - 1,)
-            is_same = centred is not None and _stripped(centred) is _stripped(x)
-            return node.kwargs["axes"] == last and is_same
-        if not _is(node, "sub"):
+            return self._is_mean_of_squared_deviations(node, x)
+        if _is(node, "sub"):
+            mean_of_squares, square_of_mean = (_stripped(y) for y in node.args)
+            return self._is_difference_of_squares(mean_of_squares, square_of_mean, x)
+        return False
+
+    def _is_mean_of_squared_deviations(self, mean: Node, x: Node) -> bool:
+        """Whether a mean is mean((x − mean x)²)."""
+        squares = mean.args[0]
+        centred = self._centred(_stripped(self._squared(squares)))
+        last_axis = len(shape_of(squares)) - 1
+        is_of_x = centred is not None and _stripped(centred) is _stripped(x)
+        return is_of_x and mean.kwargs["axes"] == (last_axis,)
+
+    def _is_difference_of_squares(
+        self, mean_of_squares: Any, square_of_mean: Any, x: Node
+    ) -> bool:
+        """Whether two nodes are mean(x²) and (mean x)²."""
+        mean = self._squared(square_of_mean)
+        if not _is(mean_of_squares, "mean") or mean is None:
             return False
-        mean_square, square = (_stripped(y) for y in node.args)
-        mean = self._squared(square)
-        if not _is(mean_square, "mean") or mean is None:
-            return False
-        squared = self._squared(mean_square.args[0])
-        is_same = squared is not None and _stripped(squared) is _stripped(x)
-        return is_same and self._is_mean_of(mean, x)
+        squared = self._squared(mean_of_squares.args[0])
+        is_of_x = squared is not None and _stripped(squared) is _stripped(x)
+        return is_of_x and self._is_mean_of(mean, x)
 
     def _squared(self, node: Any) -> Any:
         """What is squared; None if a node is no square."""
@@ -348,26 +382,24 @@ class Joiner:
         group = self._group(node)
         if group is None or len(group) < 2:
             return []
-        (x,) = {y for member in group for y in member.args if _is_random(y)} - set(
-            group
-        )
-        order = sorted(group, key=_position(group, x))
-        composite = self._composite(order, x)
+        sources = {x for member in group for x in member.args if _is_random(x)}
+        (x,) = sources.difference(group)
+        composite = self._composite(sorted(group, key=_position(group, x)), x)
         function = known_function(composite)
         if function is None:
             if self.only_known or all(_is_affine(member) for member in group):
                 return []
             function = Entrywise(composite).function(node.target, 1)
-        new = _node(
+        replacement = _node(
             node,
             operation=function.name,
             args=(x,),
             kwargs={"function": function},
             compute=composite,
         )
-        new.target = "function"
-        new.meta["joined"] = group
-        return [new]
+        replacement.target = "function"
+        replacement.meta["joined"] = group
+        return [replacement]
 
     def _relu(self, node: Node) -> Node:
         """The larger of a tensor and 0."""
@@ -385,38 +417,39 @@ class Joiner:
 
     def _is_pointwise(self, node: Any) -> bool:
         """Whether a node acts on each entry of one tensor, beside single numbers."""
-        if not _is_random(node) or node.target not in (
-            *POINTWISE,
-            "convert_element_type",
-        ):
+        targets = (*POINTWISE, "convert_element_type")
+        if not _is_random(node) or node.target not in targets:
             return False
-        random = [x for x in node.args if _is_random(x)]
-        if any(_is_integer(x) for x in (node, *random)):
+        tensors = [x for x in node.args if _is_random(x)]
+        if any(_is_integer(x) for x in (node, *tensors)):
             return False
-        shapes = {shape_of(x) for x in random}
-        known = [x for x in node.args if not _is_random(x)]
-        return shapes == {shape_of(node)} and all(
-            self.number(x) is not None for x in known
-        )
+        if any(shape_of(x) != shape_of(node) for x in tensors):
+            return False
+        numbers = [self.number(x) for x in node.args if not _is_random(x)]
+        return None not in numbers
 
     def _group(self, node: Node) -> list[Node] | None:
-        """The largest group of operations that end here and begin with one tensor."""
-        best: list[Node] | None = None
+        """The largest group of operations that end here and begin with one tensor.
+
+        The group grows backwards from the node. Its frontier are the tensors that it
+        reads from outside; one that nothing else uses can join it.
+        """
+        largest: list[Node] | None = None
         group = [node]
         frontier = {x for x in node.args if _is_random(x)}
         while True:
             if len(frontier) == 1:
-                best = list(group)
-            ready = [
+                largest = list(group)
+            joining = [
                 x
                 for x in frontier
                 if self._is_pointwise(x) and all(user in group for user in x.users)
             ]
-            if not ready:
-                return best
-            group += ready
-            frontier.difference_update(ready)
-            frontier.update(y for x in ready for y in x.args if _is_random(y))
+            if not joining:
+                return largest
+            group += joining
+            for x in joining:
+                frontier.update(y for y in x.args if _is_random(y))
             frontier.difference_update(group)
 
     def _composite(self, order: list[Node], x: Node) -> Composite:
@@ -434,17 +467,17 @@ class Joiner:
 
 
 def _position(group: list[Node], x: Node) -> Callable[[Node], int]:
-    """The place of each operation of a group in an order of computation."""
-    depth: dict[Node, int] = {x: 0}
-
-    def of(node: Node) -> int:
-        if node not in depth:
-            inside = [y for y in node.args if y in members or y is x]
-            depth[node] = 1 + max((of(y) for y in inside), default=0)
-        return depth[node]
-
+    """The depth of each operation of a group that begins with x: arguments first."""
     members = set(group)
-    return of
+    depths: dict[Node, int] = {x: 0}
+
+    def depth_of(node: Node) -> int:
+        if node not in depths:
+            arguments = [y for y in node.args if y in members or y is x]
+            depths[node] = 1 + max(map(depth_of, arguments), default=0)
+        return depths[node]
+
+    return depth_of
 
 
 def _is(x: Any, target: str) -> bool:

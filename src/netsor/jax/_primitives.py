@@ -62,19 +62,22 @@ def reads(*names: str) -> Callable[[Operation], Operation]:
 def apply_rule(
     node: Node, call: Call, args: Sequence[Any], names: tuple[str, ...]
 ) -> Any:
-    """The result of an operation, by the rule of the first of these names."""
+    """The result of an operation, by the rule of the first of these names.
+
+    A rule gets those options of the node that its signature names.
+    """
     if "getitem" in names:  # one of several results, whatever computes them
         names = ("getitem",)
-    name = next((name for name in names if name in RULES), None)
-    if name is None:
+    names_of_rules = [name for name in names if name in RULES]
+    if not names_of_rules:
         raise Refusal(
             "this primitive is not supported; docs/jax.md lists those that are"
         )
-    function = RULES[name]
-    known = inspect.signature(function).parameters
-    given = {**node.kwargs, "compute": node.compute, "primitive": node.target}
-    options = {key: value for key, value in given.items() if key in known}
-    return function(call, *args, **options)
+    rule = RULES[names_of_rules[0]]
+    rule_arguments = inspect.signature(rule).parameters
+    options = {**node.kwargs, "compute": node.compute, "primitive": node.target}
+    options = {key: value for key, value in options.items() if key in rule_arguments}
+    return rule(call, *args, **options)
 
 
 # What a node is
@@ -113,18 +116,26 @@ def _is_view_of_parameter(x: Any) -> bool:
 def _is_lookup(equation: Any, inputs: list[Any]) -> bool:
     """Whether `gather` takes whole rows of a table, at known indices."""
     table, ids = inputs
+    if not _is_table(table) or _is_random(ids):
+        return False
     numbers = equation.params["dimension_numbers"]
-    sizes = equation.params["slice_sizes"]
-    is_known = not (isinstance(ids, Node) and ids.is_random)
+    one_row = (1, shape_of(table)[1])
     return (
-        is_known
-        and isinstance(table, Node)
-        and table.operation == "parameter"
-        and len(sizes) == 2
-        and tuple(sizes) == (1, shape_of(table)[1])
+        tuple(equation.params["slice_sizes"]) == one_row
         and tuple(numbers.collapsed_slice_dims) == (0,)
         and tuple(numbers.start_index_map) == (0,)
     )
+
+
+def _is_table(x: Any) -> bool:
+    """Whether an operand is a random parameter with two axes."""
+    is_parameter = isinstance(x, Node) and x.operation == "parameter"
+    return is_parameter and len(shape_of(x)) == 2
+
+
+def _is_random(x: Any) -> bool:
+    """Whether an operand depends on random parameters."""
+    return isinstance(x, Node) and x.is_random
 
 
 def slices_rows(equation: Any, inputs: list[Any]) -> bool:
@@ -133,19 +144,19 @@ def slices_rows(equation: Any, inputs: list[Any]) -> bool:
     Each index is then a row and a column, and each slice has an axis of one row.
     """
     table, ids = inputs
-    if not isinstance(table, Node) or table.operation != "parameter":
+    if not _is_table(table) or _is_random(ids):
         return False
-    numbers, ndim = equation.params["dimension_numbers"], len(shape_of(table))
-    outputs = len(equation.outvars[0].aval.shape)
-    is_known = not (isinstance(ids, Node) and ids.is_random)
-    is_inside = equation.params["mode"] != jax.lax.GatherScatterMode.FILL_OR_DROP
+    fills_outside = jax.lax.GatherScatterMode.FILL_OR_DROP
+    if equation.params["mode"] == fills_outside:
+        return False
+    numbers = equation.params["dimension_numbers"]
+    one_row = (1, shape_of(table)[1])
+    ndim = len(equation.outvars[0].aval.shape)
+    last_two_axes = (ndim - 2, ndim - 1)
     return (
-        is_known
-        and is_inside
-        and ndim == 2
-        and tuple(equation.params["slice_sizes"]) == (1, shape_of(table)[1])
+        tuple(equation.params["slice_sizes"]) == one_row
         and tuple(numbers.start_index_map) == (0, 1)
-        and tuple(numbers.offset_dims) == (outputs - 2, outputs - 1)
+        and tuple(numbers.offset_dims) == last_two_axes
     )
 
 
@@ -244,8 +255,8 @@ def _is_bias_of_logits(call: Call, bias: Random) -> bool:
     if head is None:
         return False
     words = call.shape[-1]
-    is_row = bias.shape[-1] == math.prod(bias.shape) == words
-    return is_row and words in call.draws.laws[head].shape
+    has_one_for_each_word = bias.shape[-1] == math.prod(bias.shape) == words
+    return has_one_for_each_word and words in call.draws.laws[head].shape
 
 
 @reads("select_n")
@@ -279,7 +290,9 @@ def _layer_norm(call: Call, x: Tensor, eps: float) -> Tensor:
 
 @reads("reduce_prod")
 def _reduce_prod(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
-    for axis in sorted((axis % len(x.shape) for axis in axes), reverse=True):
+    # the last running product along an axis is the product of all its entries
+    last_first = sorted((axis % len(x.shape) for axis in axes), reverse=True)
+    for axis in last_first:
         last = x.shape[axis] - 1
         products = rearrangement.running(call, x, axis, combine=arithmetic.multiply)
         x = rearrangement.pick(call, x=products, axis=axis, index=last)
@@ -295,10 +308,10 @@ def _softmax(call: Call, x: Tensor, axis: int) -> Scalars:
 def _cumsum(call: Call, x: Tensor, axis: int, reverse: bool = False) -> Tensor:
     if not reverse:
         return rearrangement.sums_up_to(call, x, axis)
-    order = np.arange(x.shape[axis])[::-1]
-    turned = rearrangement.pick(call, x, axis, index=order)
-    sums = rearrangement.sums_up_to(call, turned, axis)
-    return rearrangement.pick(call, x=sums, axis=axis, index=order)
+    backwards = np.arange(x.shape[axis])[::-1]
+    reversed_x = rearrangement.pick(call, x, axis, index=backwards)
+    sums = rearrangement.sums_up_to(call, reversed_x, axis)
+    return rearrangement.pick(call, x=sums, axis=axis, index=backwards)
 
 
 @reads("cumprod")
@@ -334,59 +347,83 @@ def _convolution(
     feature_group_count: int,
     batch_group_count: int,
 ) -> Tensor:
+    """A convolution in the layout of the reader: (batch, channels, pixels…).
+
+    `dimension_numbers` says which axes of images (lhs), kernel (rhs) and result (out)
+    are these.
+    """
     refuse_if(batch_group_count > 1, "groups of the batch")
-    specs = dimension_numbers
-    x = rearrangement.permute(call, x, specs.lhs_spec)
+    layout = dimension_numbers
+    x = rearrangement.permute(call, x, layout.lhs_spec)
     if any(step > 1 for step in lhs_dilation):
         x = _with_gaps(call, x, lhs_dilation)
-    kernel = rearrangement.permute(call, kernel, specs.rhs_spec)
-    shape = tuple(call.shape[axis] for axis in specs.out_spec)
-    for number, (before, after) in enumerate(padding):
-        if before != after:  # causal: zeros on one side
-            sizes = [0, 0] * (len(padding) - 1 - number) + [before, after]
-            padded = [*x.shape]
-            padded[2 + number] += before + after
-            whole = call._replace(shapes=[tuple(padded)])
-            x = _padded(whole, x, sizes)
-    same = [before if before == after else 0 for before, after in padding]
+    kernel = rearrangement.permute(call, kernel, layout.rhs_spec)
+    x, same_on_both_sides = _with_uneven_padding(call, x, padding)
+    shape = tuple(call.shape[axis] for axis in layout.out_spec)
     result = convolution.convolution(
         call._replace(shapes=[shape]),
         x,
         weight=kernel,
         stride=tuple(window_strides),
-        padding=tuple(same),
+        padding=same_on_both_sides,
         dilation=tuple(rhs_dilation),
         groups=feature_group_count,
     )
-    order = tuple(np.argsort(specs.out_spec).tolist())
-    return rearrangement.permute(call, result, order)
+    axes_of_jax = tuple(np.argsort(layout.out_spec).tolist())
+    return rearrangement.permute(call, result, axes_of_jax)
+
+
+def _with_uneven_padding(
+    call: Call, x: Tensor, padding: Sequence[tuple[int, int]]
+) -> tuple[Tensor, tuple[int, ...]]:
+    """Images with the zeros of axes that are padded unevenly, as by a causal
+    convolution, and the padding on both sides that remains for the others.
+    """
+    remaining = []
+    for number, (before, after) in enumerate(padding):
+        if before == after:
+            remaining.append(before)
+            continue
+        remaining.append(0)
+        axis = 2 + number  # after batch and channels
+        axes_after = len(padding) - 1 - number
+        sizes = [0, 0] * axes_after + [before, after]  # from the last axis on
+        shape = [*x.shape]
+        shape[axis] += before + after
+        x = _padded(call._replace(shapes=[tuple(shape)]), x, sizes)
+    return x, tuple(remaining)
 
 
 def _with_gaps(call: Call, x: Tensor, steps: Sequence[int]) -> Tensor:
-    """Images with zeros between their pixels."""
+    """Images (batch, channels, pixels…) with zeros between their pixels."""
     sizes = [
         (size - 1) * step + 1 for size, step in zip(x.shape[2:], steps, strict=True)
     ]
 
     def of_array(array: Any) -> Any:
         """The same for an array."""
-        spread = np.zeros((*array.shape[:2], *sizes))
-        slices = tuple(slice(None, None, step) for step in steps)
-        spread[:, :, *slices] = array
-        return spread
+        with_gaps = np.zeros((*array.shape[:2], *sizes))
+        pixels = tuple(slice(None, None, step) for step in steps)
+        with_gaps[:, :, *pixels] = array
+        return with_gaps
 
     if not arithmetic.is_random(x):
         return of_array(np.asarray(x))
-    whole = call._replace(shapes=[(*x.shape[:2], *sizes)], of_array=of_array)
-    return convolution.rearranged(whole, x)
+    shape = (*x.shape[:2], *sizes)
+    return convolution.rearranged(call._replace(shapes=[shape], of_array=of_array), x)
 
 
 def _padded(call: Call, x: Tensor, sizes: list[int]) -> Tensor:
-    """A tensor, random or given, with zeros beside it along its last axes."""
+    """A tensor, random or given, with zeros beside it along its last axes.
+
+    `sizes` are the zeros before and after, from the last axis on, as in PyTorch.
+    """
     if arithmetic.is_random(x):
         return rearrangement.pad(call, x, sizes, value=0.0)
-    pairs = np.reshape(sizes, (-1, 2))[::-1].tolist()
-    return np.pad(np.asarray(x), [(0, 0)] * (len(x.shape) - len(pairs)) + pairs)
+    befores, afters = sizes[0::2], sizes[1::2]
+    of_last_axes = [*zip(befores, afters, strict=True)][::-1]
+    of_first_axes = [(0, 0)] * (len(x.shape) - len(of_last_axes))
+    return np.pad(np.asarray(x), of_first_axes + of_last_axes)
 
 
 # Rearrangements
@@ -401,11 +438,12 @@ def _reshape(call: Call, x: Tensor) -> Tensor:
 def _broadcast_in_dim(
     call: Call, x: Tensor, shape: Shape, broadcast_dimensions: Sequence[int]
 ) -> Tensor:
-    with_new_axes = [1] * len(shape)
+    """x with new axes, expanded; its axis k becomes `broadcast_dimensions[k]`."""
+    shape_with_new_axes = [1] * len(shape)
     for axis, size in zip(broadcast_dimensions, x.shape, strict=True):
-        with_new_axes[axis] = size
-    x = rearrangement.reshape(call, x, tuple(with_new_axes))
-    if tuple(with_new_axes) == tuple(shape):
+        shape_with_new_axes[axis] = size
+    x = rearrangement.reshape(call, x, tuple(shape_with_new_axes))
+    if tuple(shape_with_new_axes) == tuple(shape):
         return x
     return rearrangement.expand(call, x, tuple(shape))
 
@@ -424,12 +462,10 @@ def _slice(
     strides: Sequence[int] | None,
 ) -> Tensor:
     steps = strides or [1] * len(start_indices)
-    for axis, bounds in enumerate(
-        zip(start_indices, limit_indices, steps, strict=True)
-    ):
-        start, stop, step = (int(bound) for bound in bounds)
-        if (start, stop, step) != (0, x.shape[axis], 1):
-            x = rearrangement.pick(call, x, axis, index=slice(start, stop, step))
+    slices = map(slice, start_indices, limit_indices, steps)
+    for axis, indices in enumerate(slices):
+        if indices != slice(0, x.shape[axis], 1):
+            x = rearrangement.pick(call, x, axis, index=indices)
     return x
 
 
@@ -442,12 +478,16 @@ def _dynamic_slice(
         "a slice whose place depends on random numbers",
     )
     for axis, (start, size) in enumerate(zip(starts, slice_sizes, strict=True)):
-        if size != x.shape[axis]:
-            start_in_range = min(max(int(start), 0), x.shape[axis] - size)
-            x = rearrangement.pick(
-                call, x, axis, index=slice(start_in_range, start_in_range + size)
-            )
+        if size == x.shape[axis]:
+            continue
+        first = _start_in_range(start, size, x.shape[axis])
+        x = rearrangement.pick(call, x, axis, index=slice(first, first + size))
     return x
+
+
+def _start_in_range(start: Any, size: int, length: int) -> int:
+    """Where a slice of an axis begins: JAX moves it so that all of it is inside."""
+    return min(max(int(start), 0), length - size)
 
 
 @reads("dynamic_update_slice")
@@ -463,8 +503,8 @@ def _dynamic_update_slice(call: Call, x: Tensor, patch: Tensor, *starts: Any) ->
     refuse_if(len(axes) > 1, "an update of a part along several axes")
     (axis,) = axes
     size = patch.shape[axis]
-    start_in_range = min(max(int(starts[axis]), 0), call.shape[axis] - size)
-    positions = range(start_in_range, start_in_range + size)
+    first = _start_in_range(starts[axis], size, call.shape[axis])
+    positions = range(first, first + size)
     result = rearrangement.slice_scatter(call, x, patch, axis, positions)
     if isinstance(result, rearrangement.Patchwork):
         # given numbers with random slices, which are kept apart in case that further
@@ -508,13 +548,14 @@ def _rev(call: Call, x: Tensor, dimensions: Sequence[int]) -> Tensor:
 
 @reads("pad")
 def _pad(call: Call, x: Tensor, value: Any, padding_config: Any) -> Tensor:
+    """x with `value` around it; a configuration is (before, after, between entries)."""
     refuse_if(arithmetic.is_random(value), "padding with random numbers")
-    if any(inside for _, _, inside in padding_config):
+    if any(between for _, _, between in padding_config):
         refuse_if(value != 0, "padding between the entries with other numbers than 0")
         return convolution.rearranged(call, x)
-    sizes = [
-        size for before, after, _ in padding_config[::-1] for size in (before, after)
-    ]
+    sizes: list[int] = []
+    for before, after, _ in reversed(padding_config):  # from the last axis on
+        sizes += [before, after]
     return rearrangement.pad(call, x, sizes, value=float(value))
 
 
@@ -536,16 +577,23 @@ def _scatter(
 ) -> Tensor:
     refuse_if(arithmetic.is_random(ids), "indices that are random")
 
-    def of_arrays(operand: Any, given: Any) -> Any:
+    def scatter_arrays(operand: Any, array: Any) -> Any:
         """The result of JAX for arrays that stand for the operand and the updates."""
-        return compute(np.float32(operand), ids, np.float32(given))
+        return compute(np.float32(operand), ids, np.float32(array))
 
-    adds = primitive == "scatter-add"
-    return scatter(call, x, updates, dimension_numbers, compute=of_arrays, adds=adds)
+    return scatter(
+        call,
+        x,
+        updates,
+        dimension_numbers,
+        compute=scatter_arrays,
+        adds=primitive == "scatter-add",
+    )
 
 
 @reads("embedding")
 def _embedding(call: Call, table: Tensor, ids: Ints) -> Tensor:
+    """Rows of a table; ids may have a last axis of one entry."""
     ids = np.asarray(ids)
     if ids.ndim == len(call.shape) and ids.shape[-1] == 1:
         ids = ids[..., 0]

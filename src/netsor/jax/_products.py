@@ -45,91 +45,92 @@ def product(call: Call, x: Tensor, y: Tensor, dimension_numbers: Any) -> Tensor:
     if isinstance(y, Random):
         return _by_parameter(call, x, of_x, w=y, of_w=of_y)
     if isinstance(x, Random):
-        # the free axes of y come first: they are moved behind those of x
-        result = _by_parameter(
-            _with_axes(call, of_x, of_y), x=y, of_x=of_y, w=x, of_w=of_x
-        )
-        batch, first, second = (
-            len(axes) for axes in (of_x.batch, of_y.free, of_x.free)
-        )
-        order = [
-            *range(batch),
-            *range(batch + first, batch + first + second),
-            *range(batch, batch + first),
-        ]
-        return rearrangement.permute(call, result, order)
+        return _by_parameter_on_the_left(call, x, of_x, y, of_y)
     return _of_tensors(call, x, of_x, y, of_y)
 
 
-def _with_axes(call: Call, of_x: Axes, of_y: Axes) -> Call:
-    """The call with the free axes of y before those of x."""
-    batch, first = len(of_x.batch), len(of_x.free)
+def _by_parameter_on_the_left(
+    call: Call, w: Random, of_w: Axes, x: Tensor, of_x: Axes
+) -> Tensor:
+    """The product w x, whose axes are batch, free of w, and free of x.
+
+    `_by_parameter` has the free axes of w last, so they are moved before those of x.
+    """
+    batch, free_w, free_x = len(of_w.batch), len(of_w.free), len(of_x.free)
     shape = call.shape
-    turned = (*shape[:batch], *shape[batch + first :], *shape[batch : batch + first])
-    return call._replace(shapes=[turned])
+    sizes_batch = shape[:batch]
+    sizes_w = shape[batch : batch + free_w]
+    sizes_x = shape[batch + free_w :]
+    w_last = call._replace(shapes=[(*sizes_batch, *sizes_x, *sizes_w)])
+    result = _by_parameter(w_last, x, of_x, w, of_w)
+    axes_of_w = range(batch + free_x, batch + free_x + free_w)
+    axes_of_x = range(batch, batch + free_x)
+    return rearrangement.permute(call, result, [*range(batch), *axes_of_w, *axes_of_x])
 
 
 def _by_parameter(call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes) -> Tensor:
-    """The product with a parameter, whose free axes come last."""
-    batch = len(of_x.batch)
-    if batch:
+    """The product with a parameter w, whose free axes come last.
+
+    x becomes (free axes of x, summed) and w a matrix (free of w, summed), where the
+    summed axes are one axis.
+    """
+    if of_x.batch:
         return _by_one_for_each(call, x, of_x, w, of_w)
-    rows = tuple(w.shape[axis] for axis in of_w.free)
+    sizes_w = tuple(w.shape[axis] for axis in of_w.free)
+    sizes_x = tuple(x.shape[axis] for axis in of_x.free)
+    rows = math.prod(sizes_w)
     summed = math.prod(w.shape[axis] for axis in of_w.summed)
-    before = tuple(x.shape[axis] for axis in of_x.free)
     x = rearrangement.permute(call, x, (*of_x.free, *of_x.summed))
-    x = rearrangement.reshape(call, x, (*before, summed))
-    turned = w.viewed(Permute((*of_w.free, *of_w.summed)))
+    x = rearrangement.reshape(call, x, (*sizes_x, summed))
+    w_in_order = w.viewed(Permute((*of_w.free, *of_w.summed)))
     try:
-        matrix = turned.viewed(Reshape((math.prod(rows), summed)))
+        matrix = w_in_order.viewed(Reshape((rows, summed)))
     except Refusal:
-        return _by_rows(call, x, w=turned, free=len(rows))
-    whole = call._replace(shapes=[(*before, math.prod(rows))])
-    result = arithmetic.linear(whole, x, matrix)
-    return rearrangement.reshape(call, result, (*before, *rows))
+        return _by_rows(call, x, w=w_in_order, free=len(sizes_w))
+    result = arithmetic.linear(call._replace(shapes=[(*sizes_x, rows)]), x, matrix)
+    return rearrangement.reshape(call, result, (*sizes_x, *sizes_w))
 
 
 def _by_rows(call: Call, x: Tensor, w: Random, free: int) -> Tensor:
     """The product with a matrix for each entry of the first axis of a parameter.
 
-    So it is if no strides describe all rows together.
+    So it is if no strides describe all rows together. x has the shape (…, summed), and
+    w has `free` free axes before its summed ones.
     """
     refuse_if(free < 2, "a parameter whose summed axes are not next to each other")
-    before = x.shape[:-1]
-    parts = []
+    sizes_x = x.shape[:-1]
+    last = len(sizes_x)
+    of_x = Axes(batch=(), free=tuple(range(last)), summed=(last,))
+    products = []
     for number in range(w.shape[0]):
         part = rearrangement.pick(call, x=w, axis=0, index=number)
-        rows = part.shape[: free - 1]
-        whole = call._replace(shapes=[(*before, *rows)])
-        axes_of_x = Axes(
-            batch=(), free=tuple(range(len(before))), summed=(len(before),)
-        )
         summed = tuple(range(free - 1, len(part.shape)))
         refuse_if(len(summed) > 1, "a parameter whose summed axes are not in order")
-        axes = Axes(batch=(), free=tuple(range(free - 1)), summed=summed)
-        parts.append(_by_parameter(whole, x, of_x=axes_of_x, w=part, of_w=axes))
-    return rearrangement.stack(call, parts, len(before))
+        of_part = Axes(batch=(), free=tuple(range(free - 1)), summed=summed)
+        shape = (*sizes_x, *part.shape[: free - 1])
+        part_call = call._replace(shapes=[shape])
+        products.append(_by_parameter(part_call, x, of_x, w=part, of_w=of_part))
+    return rearrangement.stack(call, products, last)
 
 
 def _by_one_for_each(
     call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes
 ) -> Tensor:
-    """The products of the entries of a batch, each with its own matrix."""
-    first_of_x, *other_x = of_x.batch
-    first_of_w, *other_w = of_w.batch
-    parts = []
-    for number in range(w.shape[first_of_w]):
-        part_of_x = _picked(call, x, axis=first_of_x, number=number)
-        part_of_w = rearrangement.pick(call, x=w, axis=first_of_w, index=number)
-        whole = call._replace(shapes=[call.shape[1:]])
-        axes_of_x = _without(of_x._replace(batch=tuple(other_x)), first_of_x)
-        axes_of_w = _without(of_w._replace(batch=tuple(other_w)), first_of_w)
-        parts.append(
-            _by_parameter(
-                whole, x=part_of_x, of_x=axes_of_x, w=part_of_w, of_w=axes_of_w
-            )
-        )
-    return rearrangement.stack(call, parts, 0)
+    """The products of the entries of a batch, each with its own matrix.
+
+    The first axis of the batch is taken apart; `_by_parameter` does the others.
+    """
+    batch_x, *other_x = of_x.batch
+    batch_w, *other_w = of_w.batch
+    axes_x = _without(of_x._replace(batch=tuple(other_x)), batch_x)
+    axes_w = _without(of_w._replace(batch=tuple(other_w)), batch_w)
+    entry_call = call._replace(shapes=[call.shape[1:]])
+    products = []
+    for number in range(w.shape[batch_w]):
+        entry_x = _picked(call, x, axis=batch_x, number=number)
+        entry_w = rearrangement.pick(call, x=w, axis=batch_w, index=number)
+        products.append(_by_parameter(entry_call, entry_x, axes_x, entry_w, axes_w))
+    return rearrangement.stack(call, products, 0)
 
 
 def _picked(call: Call, x: Tensor, axis: int, number: int) -> Tensor:
@@ -154,22 +155,29 @@ def _without(axes: Axes, removed: int) -> Axes:
 
 def _of_tensors(call: Call, x: Tensor, of_x: Axes, y: Tensor, of_y: Axes) -> Tensor:
     """The product of two computed tensors, as an `einsum`."""
-    letters = iter(ascii_letters)
-    names_x = [""] * len(x.shape)
-    names_y = [""] * len(y.shape)
-    pairs = [*zip(of_x.batch, of_y.batch, strict=True)]
-    pairs += zip(of_x.summed, of_y.summed, strict=True)
-    for axis_of_x, axis_of_y in pairs:
-        names_x[axis_of_x] = names_y[axis_of_y] = next(letters)
-    for names, axes in ((names_x, of_x), (names_y, of_y)):
-        for axis in axes.free:
-            names[axis] = next(letters)
-    result = [names_x[axis] for axis in (*of_x.batch, *of_x.free)]
-    result += [names_y[axis] for axis in of_y.free]
-    x, y = (call.settled(z) if is_random(z) else z for z in (x, y))
+    x = call.settled(x) if is_random(x) else x
+    y = call.settled(y) if is_random(y) else y
     if _share_coordinates(x, of_x, y, of_y):
         return _coordinate_by_coordinate(call, x, of_x, y, of_y)
-    equation = f"{''.join(names_x)},{''.join(names_y)}->{''.join(result)}"
+    letters = iter(ascii_letters)
+    letters_x = [""] * len(x.shape)
+    letters_y = [""] * len(y.shape)
+    # axes of the batch and summed axes have one letter in both operands
+    common = [
+        *zip(of_x.batch, of_y.batch, strict=True),
+        *zip(of_x.summed, of_y.summed, strict=True),
+    ]
+    for axis_x, axis_y in common:
+        letter = next(letters)
+        letters_x[axis_x] = letter
+        letters_y[axis_y] = letter
+    for axis in of_x.free:
+        letters_x[axis] = next(letters)
+    for axis in of_y.free:
+        letters_y[axis] = next(letters)
+    result = [letters_x[axis] for axis in (*of_x.batch, *of_x.free)]
+    result += [letters_y[axis] for axis in of_y.free]
+    equation = f"{''.join(letters_x)},{''.join(letters_y)}->{''.join(result)}"
     return einsum(call, equation, [x, y])
 
 
@@ -185,22 +193,24 @@ def _share_coordinates(x: Tensor, of_x: Axes, y: Tensor, of_y: Axes) -> bool:
 def _coordinate_by_coordinate(
     call: Call, x: Vectors, of_x: Axes, y: Vectors, of_y: Axes
 ) -> Tensor:
-    """The product of vectors, summed over axes of indices."""
-    sizes = [
-        [z.shape[axis] for axis in axes]
-        for z, axes in ((x, of_x.batch), (x, of_x.free), (y, of_y.free))
-    ]
-    batch, free_x, free_y = sizes
+    """The product of vectors, summed over axes of indices.
+
+    Both become (batch, free of x, free of y, summed), with axes of size 1 for the free
+    axes of the other; their product is summed over the last axes.
+    """
+    batch = [x.shape[axis] for axis in of_x.batch]
+    free_x = [x.shape[axis] for axis in of_x.free]
+    free_y = [y.shape[axis] for axis in of_y.free]
     summed = [x.shape[axis] for axis in of_x.summed]
     ones_x, ones_y = [1] * len(free_x), [1] * len(free_y)
-    rows_of_x = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
-    rows_of_y = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
+    x_in_order = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
+    y_in_order = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
     shape_x = (*batch, *free_x, *ones_y, *summed)
-    rows_of_x = rearrangement.reshape(call, rows_of_x, shape_x)
-    rows_of_y = rearrangement.reshape(
-        call, rows_of_y, (*batch, *ones_x, *free_y, *summed)
-    )
-    whole = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
-    products = arithmetic.multiply(whole, rows_of_x, rows_of_y)
-    axes = [k - len(summed) for k in range(len(summed))]
-    return arithmetic.total(call, products, axes) if axes else products
+    shape_y = (*batch, *ones_x, *free_y, *summed)
+    factor_x = rearrangement.reshape(call, x_in_order, shape_x)
+    factor_y = rearrangement.reshape(call, y_in_order, shape_y)
+    product_call = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
+    products = arithmetic.multiply(product_call, factor_x, factor_y)
+    if not summed:
+        return products
+    return arithmetic.total(call, products, axes=[*range(-len(summed), 0)])

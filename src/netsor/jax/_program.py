@@ -97,17 +97,18 @@ def graph_of(
         parts = parts._replace(inputs=tuple(np.asarray(x)[None] for x in parts.inputs))
     leaves, functions = parts.leaves, parts.functions
 
-    def apply(numbers: Sequence[Any], given: Sequence[Any]) -> Any:
-        """The outputs, of the leaves of the parameters."""
+    def apply(numbers: Sequence[Any], arrays: Sequence[Any]) -> Any:
+        """The outputs, of the leaves of the parameters and the inputs."""
         tree = jax.tree_util.tree_unflatten(leaves.structure, numbers)
         call = partial(functions.apply, tree, **(options or {}))
-        outputs = jax.vmap(call)(*given) if as_batch else call(*given)
-        return [x for x in jax.tree.leaves(outputs) if hasattr(x, "dtype")]
+        if as_batch:
+            call = jax.vmap(call)
+        outputs = jax.tree.leaves(call(*arrays))
+        return [x for x in outputs if hasattr(x, "dtype")]
 
     jaxpr = jax.make_jaxpr(apply)(leaves.arrays, parts.inputs)
-    return captured(
-        functions.name, jaxpr, variables=_variables(parts, leaves), laws=parts.laws
-    )
+    variables = _variables(parts, leaves)
+    return captured(functions.name, jaxpr, variables=variables, laws=parts.laws)
 
 
 def is_one_sequence(inputs: Sequence[Any]) -> bool:
@@ -140,18 +141,18 @@ class JaxDeferred(Deferred):
 
     def _rearranged(self) -> Scalars | None:
         """The scalars of another deferred tensor, rearranged, if they are no more."""
-        if name_of(self.node) not in REARRANGEMENTS or name_of(self.node) == "getitem":
+        name = name_of(self.node)
+        if name not in REARRANGEMENTS or name == "getitem":
             return None
         first, *others = self.args
         if not isinstance(first, Deferred) or not first.is_tensor:
             return None
         if first.dtype != self.dtype:
             return None
+        arguments = [first.scalars, *others]
+        names = (self.node.target, self.node.operation)
         try:
-            names = (self.node.target, self.node.operation)
-            result = apply_rule(
-                self.node, self.call, args=[first.scalars, *others], names=names
-            )
+            result = apply_rule(self.node, self.call, args=arguments, names=names)
         except Refusal:
             return None
         return result if isinstance(result, Scalars) else None
@@ -159,30 +160,33 @@ class JaxDeferred(Deferred):
     def function_of(
         self, leaves: Sequence[Scalars | Deferred], operations: Sequence[Deferred]
     ) -> ScalarFunction:
-        """The function of some leaves that recorded operations compute together."""
-        number = {id(x): k for k, x in enumerate([*leaves, *operations])}
+        """The function of some leaves that recorded operations compute together.
 
-        def without_values(x: Any) -> Any:
+        Its steps refer to leaves and to earlier operations by their numbers.
+        """
+        numbers = {id(x): k for k, x in enumerate([*leaves, *operations])}
+
+        def reference_to(x: Any) -> Any:
             if isinstance(x, Deferred | Scalars):
-                return Result(number[id(x)])
+                return Result(numbers[id(x)])
             return np.asarray(x)
 
-        steps = tuple(
-            Step(x.node.compute, tuple(without_values(y) for y in x.args))
-            for x in operations
-        )
+        steps = []
+        for operation in operations:
+            args = tuple(reference_to(x) for x in operation.args)
+            steps.append(Step(operation.node.compute, args))
         function = ScalarsFunction(
-            of_tensors=Composite(len(leaves), steps),
+            of_tensors=Composite(len(leaves), tuple(steps)),
             shapes=tuple(tuple(x.shape) for x in leaves),
-            types=tuple(_kind(x) for x in leaves),
+            types=tuple(_type_of_entries(x) for x in leaves),
             shape=tuple(self.shape),
         )
         pullbacks = tuple(Pullback(function, k) for k in range(len(leaves)))
         return ScalarFunction(function, pullbacks)
 
 
-def _kind(x: Scalars | Deferred) -> str:
-    """What kind of numbers an argument stands for."""
+def _type_of_entries(x: Scalars | Deferred) -> str:
+    """The type of the entries of an argument: "float", "int" or "bool"."""
     if isinstance(x, Scalars) or jax.numpy.issubdtype(x.dtype, np.floating):
         return "float"
     return "bool" if x.dtype == bool else "int"
@@ -223,11 +227,13 @@ class JaxReader(Reader):
     def call_of(self, node: Node, random: list[Any]) -> Call:
         """What an operation needs besides its arguments, of which some are random."""
         val = node.meta["val"]
-        avals = val if isinstance(val, list | tuple) else [val]
-        shapes: list[Shape] = [tuple(x.shape) for x in avals]
-        dtype = avals[0].dtype
-        is_floating = jax.numpy.issubdtype(dtype, np.floating)
-        eps = float(jax.numpy.finfo(dtype).eps) if is_floating else 0.0
+        results = val if isinstance(val, list | tuple) else [val]
+        shapes: list[Shape] = [tuple(x.shape) for x in results]
+        dtype = results[0].dtype
+        eps = 0.0
+        if jax.numpy.issubdtype(dtype, np.floating):
+            eps = float(jax.numpy.finfo(dtype).eps)
+        # with one random argument, the operation is known as a function of arrays
         of_array = partial(self._of_array, node) if len(random) == 1 else None
         return Call(self.draws, shapes, eps, of_array)
 
@@ -252,11 +258,13 @@ class JaxReader(Reader):
         args = tuple(self.as_scalars(self.env[x]) for x in node.args)
         return JaxDeferred(node, args, {}, call)
 
-    def _arguments(self, node: Node, scalar: bool) -> list[Any]:
+    def _arguments(self, node: Node, as_scalars: bool) -> list[Any]:
         """The arguments of an operation; given ones are arrays."""
 
         def value_of(x: Node) -> Any:
-            value = self.as_scalars(self.env[x]) if scalar else self.env[x]
+            value = self.env[x]
+            if as_scalars:
+                value = self.as_scalars(value)
             if isinstance(value, Deferred) and value.is_tensor:
                 return value.scalars
             return self.as_array(value)
@@ -266,14 +274,15 @@ class JaxReader(Reader):
     def applied(self, node: Node, call: Call, *, scalar: bool = False) -> Any:
         """The result of an operation by its rule in the table of primitives."""
         names = (node.target, node.operation)
-        result = apply_rule(node, call, args=self._arguments(node, scalar), names=names)
+        args = self._arguments(node, as_scalars=scalar)
+        result = apply_rule(node, call, args=args, names=names)
         _check_kind(node, result)
         return result
 
     def computed_pointwise(self, node: Node, call: Call) -> Any:
         """The value of an operation that acts on each coordinate in the same way."""
         refuse_if(node.target not in POINTWISE, "not pointwise")
-        args = self._arguments(node, scalar=False)
+        args = self._arguments(node, as_scalars=False)
         result = _pointwise(call, node, args)
         _check_kind(node, result)
         return result
@@ -284,24 +293,34 @@ class JaxReader(Reader):
 
 
 def _pointwise(call: Call, node: Node, args: Sequence[Any]) -> Vectors:
-    """A function of vectors, and of scalars and numbers beside them."""
-    settled = [call.settled(x) if is_random(x) else x for x in args]
-    first = next((x for x in settled if isinstance(x, Vectors)), None)
-    if first is None:
+    """A function of vectors, and of scalars and numbers beside them.
+
+    The function of the language takes vectors first, so the arguments are reordered;
+    the composite puts them back into the order of the primitive.
+    """
+    settled = [call.settled(x) for x in args if is_random(x)]
+    tensors_of_vectors = [x for x in settled if isinstance(x, Vectors)]
+    if not tensors_of_vectors:
         raise Refusal("not of vectors")
-    operands = [call.beside(x, first) if is_random(x) else np.asarray(x) for x in args]
-    plain = [values_beside(first, x) for x in operands]
-    order = sorted(range(len(plain)), key=lambda k: not isinstance(plain[k], Vector))
-    places = [Result(order.index(k)) for k in range(len(plain))]
-    composite = Composite(
-        len(plain), (Step(_Truth(node.compute, node.target), tuple(places)),)
-    )
-    function = Entrywise(composite).function(name_of(node), len(plain))
-    return Vectors.of(nonlin(function, *(plain[k] for k in order)), first.from_end)
+    like = tensors_of_vectors[0]
+    beside = [call.beside(x, like) if is_random(x) else np.asarray(x) for x in args]
+    values = [values_beside(like, x) for x in beside]
+    vectors = [k for k, x in enumerate(values) if isinstance(x, Vector)]
+    others = [k for k, x in enumerate(values) if not isinstance(x, Vector)]
+    order = [*vectors, *others]
+    arguments = tuple(Result(order.index(k)) for k in range(len(values)))
+    primitive = _Truth(node.compute, node.target)
+    composite = Composite(len(values), (Step(primitive, arguments),))
+    function = Entrywise(composite).function(name_of(node), len(values))
+    result = nonlin(function, *(values[k] for k in order))
+    return Vectors.of(result, like.from_end)
 
 
 class _Truth:
-    """A primitive whose truth values are given as the numbers 0 and 1."""
+    """A primitive whose truth values are the numbers 0 and 1, as the language has them.
+
+    `target` is the name of the primitive.
+    """
 
     def __init__(self, compute: Any, target: str) -> None:
         self.compute, self.target = compute, target
@@ -309,9 +328,10 @@ class _Truth:
     def __call__(self, *numbers: Any) -> Any:
         """What JAX computes."""
         if self.target == "select_n":
-            numbers = (numbers[0] != 0, *numbers[1:])
-        elif self.target in ("and", "or", "not", "xor"):
-            numbers = tuple(x != 0 for x in numbers)
+            condition, *cases = numbers
+            return self.compute(condition != 0, *cases)
+        if self.target in ("and", "or", "not", "xor"):
+            return self.compute(*(x != 0 for x in numbers))
         return self.compute(*numbers)
 
 

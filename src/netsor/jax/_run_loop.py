@@ -28,14 +28,18 @@ from ..checks._run_check import (
 )
 from ..checks._run_mistakes import (
     divided_twice,
+    labels_not_shifted,
+    labels_shifted_twice,
     last_pass_only,
     logged_late,
     mistakes_of_clipping,
     mistakes_of_factor,
     mistakes_of_logging,
+    one_batch,
     summed_gradients,
     summed_loss,
     summed_over_tokens,
+    two_updates,
 )
 from ._models import Functions
 
@@ -87,18 +91,18 @@ class Loop(TrainingLoop):
 
     def run(self, seed: int) -> dict[str, Floats]:
         """The numbers of a run by name, one for each step."""
-        numbers = self._init(jax.random.key(seed))
-        numbers = jax.tree.map(self._enlarged, numbers)
-        moving, rest = parted(numbers, self._kind)
+        parameters = self._init(jax.random.key(seed))
+        parameters = jax.tree.map(self._enlarged, parameters)
+        moving, rest = parted(parameters, self._kind)
         state = self.optimiser.init(moving)
         rows = []
         for step in range(self.logged_first + self.steps + 1):
             row, moving, state = self._step(moving, rest, state, self._batches(step))
             rows.append(row)
-        kept = rows[self.logged_first :]
+        logged_rows = rows[self.logged_first :]
         named = {
-            name: np.array([float(row[name]) for row in kept], dtype=float)
-            for name in kept[0]
+            name: np.array([float(row[name]) for row in logged_rows], dtype=float)
+            for name in logged_rows[0]
         }
         return named if self.of_log is None else self.of_log(named)
 
@@ -110,11 +114,14 @@ class Loop(TrainingLoop):
 
     @cached_property
     def _kind(self) -> str:
+        """How parameters that are trained are told from others, as `kind_of` says."""
         return kind_of(jax.eval_shape(self.functions.init, jax.random.key(0)))
 
     def _enlarged(self, x: Any) -> Any:
-        """A parameter at the start."""
-        return x * self.std_factor if is_matrix(x) and self.std_factor != 1.0 else x
+        """A parameter at the start: matrices are multiplied by `std_factor`."""
+        if self.std_factor == 1.0 or not is_matrix(x):
+            return x
+        return x * self.std_factor
 
     def _batches(self, step: int) -> list[Batch]:
         """The batches of a step."""
@@ -133,23 +140,16 @@ class Loop(TrainingLoop):
     def _stepped(
         self, moving: Any, rest: Any, state: Any, batches: Sequence[Batch]
     ) -> Any:
-        """One step, of which JAX compiles one function."""
+        """One step, of which JAX compiles one function.
 
-        def total(numbers: Any, batch: Batch) -> Any:
-            outputs = self.functions.apply(
-                joined(numbers, rest, self._kind), *batch.inputs
-            )
-            return self._loss(outputs, batch)
-
-        passes = [jax.value_and_grad(total)(moving, batch) for batch in batches]
-        losses = [value for value, _ in passes]
-        factor = self.gradient_factor / len(passes)
-        gradients = jax.tree.map(
-            lambda *xs: sum(xs) * factor, *(gradient for _, gradient in passes)
-        )
-        row = {LOSS: sum(losses) / len(losses) * self.logged_factor}
-        row[GRADIENT] = norm(gradients)
+        `moving` are the parameters that are trained, `rest` the others, and `state` is
+        that of the optimiser. It returns the numbers of the step, and `moving` and
+        `state` after it.
+        """
+        loss, gradients = self._mean_of_passes(moving, rest, batches)
+        row = {LOSS: loss * self.logged_factor, GRADIENT: norm(gradients)}
         if self.clip is not None:
+            # as torch.nn.utils.clip_grad_norm_, which adds 1e-6
             scale = jax.numpy.minimum(1.0, self.clip / (row[GRADIENT] + 1e-6))
             gradients = jax.tree.map(lambda x: x * scale, gradients)
         row[CLIPPED] = norm(gradients)
@@ -160,6 +160,25 @@ class Loop(TrainingLoop):
             after = jax.tree.map(jax.numpy.add, after, changes)
         row[UPDATE] = norm(jax.tree.map(jax.numpy.subtract, after, moving))
         return row, after, state
+
+    def _mean_of_passes(
+        self, moving: Any, rest: Any, batches: Sequence[Batch]
+    ) -> tuple[Any, Any]:
+        """The mean loss over the passes of a step, and its gradient times a factor."""
+
+        def loss_of(moving: Any, batch: Batch) -> Any:
+            parameters = joined(moving, rest, self._kind)
+            return self._loss(self.functions.apply(parameters, *batch.inputs), batch)
+
+        losses, gradients = [], []
+        for batch in batches:
+            loss, gradient = jax.value_and_grad(loss_of)(moving, batch)
+            losses.append(loss)
+            gradients.append(gradient)
+        count = len(batches)
+        factor = self.gradient_factor / count
+        mean = jax.tree.map(lambda *terms: sum(terms) * factor, *gradients)
+        return sum(losses) / count, mean
 
     def _loss(self, outputs: Any, batch: Batch) -> Any:
         """The loss of a batch; a model may return it."""
@@ -204,29 +223,13 @@ class Loop(TrainingLoop):
 
     def _of_steps(self) -> list[Hypothesis]:
         """Labels, batches, and updates in another order or number."""
-        listed = [
-            logged_late(self),
-            Hypothesis(
-                "two updates",
-                "does the optimiser step twice at each step?",
-                replace(self, updates=2),
-            ),
-        ]
+        listed = [logged_late(self), two_updates(self)]
         if len(self.batches) > self.accumulation:
-            question = "is the first batch used at every step?"
-            listed.append(
-                Hypothesis("one batch", question, replace(self, one_batch=True))
-            )
+            listed.append(one_batch(replace(self, one_batch=True)))
         labels = self.batches[0].labels
         if labels is not None and labels.ndim > 1:
-            question = "are labels not shifted: does each predict itself?"
-            listed.append(
-                Hypothesis("labels not shifted", question, replace(self, shift=1))
-            )
-            question = "are labels shifted twice?"
-            listed.append(
-                Hypothesis("labels shifted twice", question, replace(self, shift=-1))
-            )
+            listed.append(labels_not_shifted(replace(self, shift=1)))
+            listed.append(labels_shifted_twice(replace(self, shift=-1)))
         return listed
 
 
@@ -264,22 +267,26 @@ def parted(tree: Any, kind: str) -> Parted:
     if kind == "linen":
         rest = {name: x for name, x in tree.items() if name != "params"}
         return Parted(tree["params"], rest)
-    return Parted(
-        jax.tree.map(lambda x: x if is_floating(x) else None, tree),
-        jax.tree.map(lambda x: None if is_floating(x) else x, tree),
-    )
+    # None stands for the leaves that the other tree has
+    moving = jax.tree.map(lambda x: x if is_floating(x) else None, tree)
+    rest = jax.tree.map(lambda x: None if is_floating(x) else x, tree)
+    return Parted(moving, rest)
 
 
 def joined(moving: Any, rest: Any, kind: str) -> Any:
-    """The whole tree."""
+    """The whole tree, of the two that `parted` returned."""
     if kind == "nnx":
         from flax import nnx
 
         return nnx.merge_state(moving, rest)
     if kind == "linen":
         return {**rest, "params": moving}
+
+    def is_none(x: Any) -> bool:
+        return x is None
+
     return jax.tree.map(
-        lambda x, y: y if x is None else x, moving, rest, is_leaf=lambda x: x is None
+        lambda x, y: y if x is None else x, moving, rest, is_leaf=is_none
     )
 
 
@@ -290,13 +297,15 @@ def norm(tree: Any) -> Any:
 
 
 def cross_entropy(logits: Any, labels: Any) -> Any:
-    """The mean cross-entropy of the labels that are not negative."""
-    rows = jax.nn.log_softmax(logits.astype(np.float32), axis=-1)
+    """The mean cross-entropy of the labels that are not negative.
+
+    Logits have the shape (…, words), labels (…).
+    """
+    log_probabilities = jax.nn.log_softmax(logits.astype(np.float32), axis=-1)
     counts = labels >= 0
-    right = jax.numpy.take_along_axis(
-        rows, jax.numpy.where(counts, labels, 0)[..., None], axis=-1
-    )[..., 0]
-    return -(right * counts).sum() / counts.sum()
+    words = jax.numpy.where(counts, labels, 0)
+    of_labels = jax.numpy.take_along_axis(log_probabilities, words[..., None], axis=-1)
+    return -(of_labels[..., 0] * counts).sum() / counts.sum()
 
 
 def next_tokens(ids: Any) -> Any:

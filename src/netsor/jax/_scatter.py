@@ -6,12 +6,14 @@ time. So what scatter means is JAX's own, with its windows, bounds and batches.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._array_api import Floats, Ints
+from .._array_api import Ints
+from .._validate import Shape
 from ..reader import _arithmetic as arithmetic
 from ..reader import _rearrangement as rearrangement
 from ..reader._arithmetic import Call, Tensor, is_random
@@ -30,34 +32,56 @@ def scatter(
     *,
     adds: bool,
 ) -> Tensor:
-    """The tensor after rows of the updates replaced its rows, or were added to them."""
-    x, updates = (call.settled(y) if is_random(y) else y for y in (x, updates))
-    axis = _coordinates(x, updates, dimension_numbers)
-    of_updates = _axis_of_updates(axis, len(x.shape), dimension_numbers)
+    """The tensor after rows of the updates replaced its rows, or were added to them.
+
+    `compute` is JAX's scatter. It is applied to arrays with one number for each row.
+    """
+    x = call.settled(x) if is_random(x) else x
+    updates = call.settled(updates) if is_random(updates) else updates
+    axis_x = _coordinates(x, updates, dimension_numbers)
+    axis_updates = _axis_of_updates(axis_x, len(x.shape), dimension_numbers)
     refuse_if(
-        updates.shape[of_updates] != x.shape[axis],
+        updates.shape[axis_updates] != x.shape[axis_x],
         "an update of single coordinates of vectors",
     )
-    for y, place in ((x, axis), (updates, of_updates)):
-        refuse_if(
-            isinstance(y, Vectors) and y.axis != place,
-            "an update whose coordinates are along another axis",
-        )
-    rows = _rows(call, x, axis), _rows(call, updates, of_updates)
-    index_shape = tuple(np.delete(x.shape, axis).tolist())
-    one_x = np.zeros([1 if k == axis else n for k, n in enumerate(x.shape)])
-    one_update = np.zeros(
-        [1 if k == of_updates else n for k, n in enumerate(updates.shape)]
+    _check_axis(x, axis_x)
+    _check_axis(updates, axis_updates)
+    rows = Rows(
+        x=_rows(call, x, axis_x),
+        updates=_rows(call, updates, axis_updates),
+        shape_x=_shape_with_one_coordinate(x, axis_x),
+        shape_updates=_shape_with_one_coordinate(updates, axis_updates),
     )
-    if adds:
-        joined = _added(call, rows, one_x, one_update, compute)
-    else:
-        joined = _replaced(call, rows, one_x, one_update, compute)
-    width = x.shape[axis]
-    result = rearrangement.reshape(call, joined, (*index_shape, width))
-    order = [*range(len(index_shape))]
-    order.insert(axis, len(index_shape))
+    result = _added(call, rows, compute) if adds else _replaced(call, rows, compute)
+    width = x.shape[axis_x]
+    index_shape = tuple(np.delete(x.shape, axis_x).tolist())
+    result = rearrangement.reshape(call, result, (*index_shape, width))
+    last_axis = len(index_shape)
+    order = [*range(last_axis)]
+    order.insert(axis_x, last_axis)
     return rearrangement.permute(call, result, order)
+
+
+class Rows(NamedTuple):
+    """The operand and the updates of a scatter as rows of coordinates."""
+
+    x: Tensor  # (rows, width)
+    updates: Tensor  # (rows of the updates, width)
+    shape_x: Shape  # of an operand with one coordinate: one number for each row
+    shape_updates: Shape
+
+
+def _check_axis(x: Tensor, axis: int) -> None:
+    """Reject vectors whose coordinates are along another axis."""
+    refuse_if(
+        isinstance(x, Vectors) and x.axis != axis,
+        "an update whose coordinates are along another axis",
+    )
+
+
+def _shape_with_one_coordinate(x: Tensor, axis: int) -> Shape:
+    """The shape of a tensor whose axis of coordinates has size 1."""
+    return tuple(1 if k == axis else size for k, size in enumerate(x.shape))
 
 
 def _coordinates(x: Tensor, updates: Tensor, dimension_numbers: Any) -> int:
@@ -89,54 +113,45 @@ def _axis_of_updates(axis: int, ndim: int, dimension_numbers: Any) -> int:
 
 
 def _rows(call: Call, x: Tensor, axis: int) -> Tensor:
-    """A tensor as rows of coordinates."""
-    shape = (-1, x.shape[axis])
+    """A tensor as rows of coordinates (rows, width); `axis` holds the coordinates."""
+    width = x.shape[axis]
     if not is_random(x):
-        return np.moveaxis(np.asarray(x, dtype=float), axis, -1).reshape(shape)
-    order = [*(k for k in range(len(x.shape)) if k != axis), axis]
-    count = int(np.prod([x.shape[k] for k in order[:-1]], dtype=int))
-    turned = rearrangement.permute(call, x, order)
-    return rearrangement.reshape(call, turned, (count, x.shape[axis]))
+        array = np.moveaxis(np.asarray(x, dtype=float), axis, -1)
+        return array.reshape(-1, width)
+    other_axes = [k for k in range(len(x.shape)) if k != axis]
+    count = math.prod(x.shape[k] for k in other_axes)
+    coordinates_last = rearrangement.permute(call, x, [*other_axes, axis])
+    return rearrangement.reshape(call, coordinates_last, (count, width))
 
 
-def _replaced(
-    call: Call,
-    rows: tuple[Tensor, Tensor],
-    one_x: Floats,
-    one_update: Floats,
-    compute: Scatter,
-) -> Tensor:
+def _replaced(call: Call, rows: Rows, compute: Scatter) -> Tensor:
     """The rows of the operand, of which some are replaced by rows of the updates.
 
-    The operation is applied to row numbers: those of the updates follow those of the
-    operand. Its result says which row goes where.
+    JAX scatters row numbers, where those of the updates follow those of the operand.
+    The result says which row goes where.
     """
-    count = one_x.size
-    numbers = np.arange(count, dtype=float).reshape(one_x.shape)
-    update_numbers = np.arange(one_update.size, dtype=float).reshape(one_update.shape)
-    result = np.asarray(compute(numbers, count + update_numbers))
-    origins: Ints = result.astype(np.intp).ravel()
-    width = rows[0].shape[-1]
-    whole = call._replace(shapes=[(count + one_update.size, width)])
-    all_rows = rearrangement.concatenate(whole, list(rows), 0)
+    count_x, count_updates = math.prod(rows.shape_x), math.prod(rows.shape_updates)
+    numbers_x = np.arange(count_x, dtype=float).reshape(rows.shape_x)
+    numbers_updates = count_x + np.arange(count_updates, dtype=float)
+    result = compute(numbers_x, numbers_updates.reshape(rows.shape_updates))
+    origins: Ints = np.asarray(result).astype(np.intp).ravel()
+    width = rows.x.shape[-1]
+    joined_call = call._replace(shapes=[(count_x + count_updates, width)])
+    all_rows = rearrangement.concatenate(joined_call, [rows.x, rows.updates], 0)
     return rearrangement.pick(call, x=all_rows, axis=0, index=origins)
 
 
-def _added(
-    call: Call,
-    rows: tuple[Tensor, Tensor],
-    one_x: Floats,
-    one_update: Floats,
-    compute: Scatter,
-) -> Tensor:
+def _added(call: Call, rows: Rows, compute: Scatter) -> Tensor:
     """The rows of the operand, to some of which rows of the updates are added.
 
-    The operation is linear in the updates, so that its images of unit updates are the
-    columns of a matrix that multiplies their rows.
+    The operation is linear in the updates. What it adds is a matrix times their rows,
+    and the columns of this matrix are the results for unit updates.
     """
-    units = np.eye(one_update.size).reshape(-1, *one_update.shape)
-    images = [np.asarray(compute(one_x, unit)).ravel() for unit in units]
-    shape = (one_x.size, rows[0].shape[-1])
-    whole = call._replace(shapes=[shape])
-    sums = arithmetic.matmul(whole, np.stack(images, axis=1), rows[1])
-    return arithmetic.add(whole, sums, rows[0])
+    count_updates = math.prod(rows.shape_updates)
+    zeros = np.zeros(rows.shape_x)
+    unit_updates = np.eye(count_updates).reshape(-1, *rows.shape_updates)
+    columns = [np.asarray(compute(zeros, unit)).ravel() for unit in unit_updates]
+    shape = (zeros.size, rows.x.shape[-1])
+    rows_call = call._replace(shapes=[shape])
+    sums = arithmetic.matmul(rows_call, np.stack(columns, axis=1), rows.updates)
+    return arithmetic.add(rows_call, sums, rows.x)

@@ -68,9 +68,11 @@ def consistent_with(law: Law, replicas: Mixture) -> bool:
         return np.concatenate(values), np.concatenate(errors)
 
     value, error = numbers_of(law)
-    of_replicas, error_of_replicas = numbers_of(replicas)
-    total = combined(error, error_of_replicas, 1e-12 * np.abs(value))
-    deviation = np.abs(value - of_replicas) / np.where(total > 0, total, np.inf)
+    value_of_replicas, error_of_replicas = numbers_of(replicas)
+    rounding = 1e-12 * np.abs(value)
+    total_error = combined(error, error_of_replicas, rounding)
+    safe_error = np.where(total_error > 0, total_error, np.inf)
+    deviation = np.abs(value - value_of_replicas) / safe_error
     # two-sided, for some 20 numbers with errors from 40 blocks
     threshold = scipy.special.stdtrit(39, 1 - LEVEL / 2 / 20)
     return float(deviation.max()) < float(threshold)
@@ -347,13 +349,7 @@ class DistanceEstimator:
             y = y[self.p._density(y) > MIN_DENSITY]
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
-            if len(y) > 1 and growth[-1] > TAIL_ATOL:
-                # ∫ growth dy/y from the last y on, for growth ∝ y^(−power)
-                power = math.log2(growth[-2] / growth[-1])
-                if power > MIN_POWER:
-                    beyond += growth[-1] / power
-                else:
-                    beyond = math.inf
+            beyond += _integral_beyond(growth)
         y, weights = integrated(terms, nodes)
         return KLRule(y, weights, beyond)
 
@@ -540,6 +536,20 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
     logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
     return logs
+
+
+def _integral_beyond(growth: Array) -> float:
+    """∫ growth dy/y from the last point on, for growth ∝ y^(−power).
+
+    `growth` (points,) is that at points each twice as far as the one before. It is 0 if
+    the growth is negligible, and infinite if it hardly falls.
+    """
+    if len(growth) < 2 or not growth[-1] > TAIL_ATOL:
+        return 0.0
+    power = math.log2(growth[-2] / growth[-1])
+    if power > MIN_POWER:
+        return float(growth[-1] / power)
+    return math.inf
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:

@@ -405,13 +405,15 @@ def _tail_errors(
     tail_share = np.clip(tail_draws, 1, None) / count
     tail = _tail_of_columns(deviation, weight, tail_share)
 
-    # σ from the mean of log(x/x_p) over the tail
-    is_in_tail = np.arange(len(deviation))[:, None] <= tail.last
-    log_start = np.log(tail.start)
-    log_ratio = np.log(np.maximum(deviation, tail.start)) - log_start
-    log_ratio = np.where(is_in_tail, log_ratio, 0.0)
+    # p is the probability of the tail, and x_p where it starts
     p = tail.share
     z_p = -_quantile(np.clip(p, 1e-300, 0.5))
+    log_start = np.log(tail.start)
+
+    # σ from the mean of log(x/x_p) over the tail
+    is_in_tail = np.arange(len(deviation))[:, None] <= tail.last
+    log_ratio = np.log(np.maximum(deviation, tail.start)) - log_start
+    log_ratio = np.where(is_in_tail, log_ratio, 0.0)
     normal_density = np.exp(-(z_p**2) / 2) / math.sqrt(2 * math.pi)
     sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z_p)
     sigma = sigma * (1 + steeper / np.sqrt(p * count))
@@ -419,10 +421,10 @@ def _tail_errors(
     # the logarithm of x_p e^(σ²/2 − σ z_p) Φ(σ − z_n)
     minus_z_n = _quantile(1 / count)
     log_probability = np.log(_cdf(sigma + minus_z_n))
-    exponent = log_start + sigma**2 / 2 - sigma * z_p + log_probability
-    exponent = np.where(exponent < LOG_MAX_DOUBLE, exponent, np.inf)
+    log_error = log_start + sigma**2 / 2 - sigma * z_p + log_probability
+    log_error = np.where(log_error < LOG_MAX_DOUBLE, log_error, np.inf)
     has_deviations = deviation[0] > 0
-    return np.where(has_deviations, np.exp(exponent), 0.0)
+    return np.where(has_deviations, np.exp(log_error), 0.0)
 
 
 class _Tail(NamedTuple):
@@ -736,23 +738,31 @@ def bootstrap(
     """
     # More noise of the same size shows the bias. Where the truth is 0, it shows the
     # smaller half of it, so we count one and a half times what we find as an error.
-    value = functional(*(group.mean for group in groups))
-    if not errors or all(len(group.rows) < 2 for group in groups):
+    value = functional(*[group.mean for group in groups])
+    random_groups = [group for group in groups if len(group.rows) > 1]
+    if not errors or not random_groups:
         return Estimate(value, 0.0)
-    rng = np.random.default_rng(2025)
-    fewest_blocks = min(len(group.rows) for group in groups if len(group.rows) > 1)
-    weights = [_bootstrap_weights(group, rng) for group in groups]
-    repeated_values = np.empty(REPETITIONS)
-    for repetition in range(REPETITIONS):
-        means = [
-            group_weights[repetition] @ group.rows
-            for group_weights, group in zip(weights, groups, strict=True)
-        ]
-        repeated_values[repetition] = functional(*means)
+    repeated_values = _bootstrap_values(functional, groups)
     bias = float(repeated_values.mean()) - value
+    fewest_blocks = min(len(group.rows) for group in random_groups)
     subtracted = bias if fewest_blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
     sampling = student(fewest_blocks) * float(repeated_values.std(ddof=1))
     return Estimate(value - subtracted, combined(sampling, 1.5 * max(bias, 0.0)))
+
+
+def _bootstrap_values(
+    functional: Callable[..., float], groups: Sequence[Replicated]
+) -> Array:
+    """The function of means with random weights of the blocks, (REPETITIONS,)."""
+    rng = np.random.default_rng(2025)
+    weights = [_bootstrap_weights(group, rng) for group in groups]
+    values = np.empty(REPETITIONS)
+    for repetition in range(REPETITIONS):
+        means = []
+        for group, weights_of_group in zip(groups, weights, strict=True):
+            means.append(weights_of_group[repetition] @ group.rows)
+        values[repetition] = functional(*means)
+    return values
 
 
 def _bootstrap_weights(group: Replicated, rng: np.random.Generator) -> Array:

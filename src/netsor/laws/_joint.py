@@ -440,8 +440,9 @@ class Joint(LawBase):
                 with np.errstate(invalid="ignore"):  # −∞ + ∞
                     logs = np.where(has_weight, terms - log_weight, -np.inf)
                 tail = tail_of_logs(logs, self.weight, replicas.count)
-                unknown = (densities.max(axis=1) == 0) & (tail > largest_term)
-                tail = np.where(unknown, np.inf, np.minimum(tail, largest_term))
+                underflows = densities.max(axis=1) == 0
+                is_unknown = underflows & (tail > largest_term)
+                tail = np.where(is_unknown, np.inf, np.minimum(tail, largest_term))
                 error = combined(error, tail)
             errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))
@@ -500,12 +501,14 @@ class Joint(LawBase):
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         """Draws (size, entries), each from the Gaussian of a random replica."""
-        chosen = self._replicas.choose(size, rng)
-        variances, axes = np.linalg.eigh(self.component_cov[chosen])
+        replica_of_draw = self._replicas.choose(size, rng)
+        mean = self.component_mean[replica_of_draw]
+        cov = self.component_cov[replica_of_draw]
+        variances, axes = np.linalg.eigh(cov)
         std = np.sqrt(np.maximum(variances, 0.0))
         along_axes = std * rng.standard_normal(std.shape)
         deviations = (axes @ along_axes[..., None])[..., 0]
-        return np.asarray(self.component_mean[chosen] + deviations)
+        return np.asarray(mean + deviations)
 
     def plot(self, ax: Any = None, entries: tuple[int, int] = (0, 1)) -> Any:
         """Contours of the joint density of two entries.

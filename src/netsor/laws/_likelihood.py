@@ -120,23 +120,29 @@ def updated(mean: Array, cov: Array, data: Observations) -> Update:
     """Each replica's mean and covariance given data, from m and V.
 
     With observed entries o and R R^T = V_oo + τ²I, they are m + H^T R⁻¹ (y − m_o) and V
-    − H^T H, where H = R⁻¹ V_o.
+    − H^T H, where H = R⁻¹ V_o. mean: (replicas, entries), cov: (replicas, entries,
+    entries).
     """
     entries, values, tau, _ = data
-    root = _root(cov[:, entries[:, None], entries], data)
-    z = _solved(root, (values - mean[:, entries])[..., None])[..., 0]
-    h = _solved(root, np.swapaxes(cov[:, :, entries], 1, 2))
+    cov_of_observed = cov[:, entries[:, None], entries]
+    cov_with_observed = cov[:, :, entries]
+    deviation = values - mean[:, entries]
+    root = _root(cov_of_observed, data)
+    z = _solved(root, deviation[..., None])[..., 0]
+    h = _solved(root, np.swapaxes(cov_with_observed, 1, 2))
     new_mean = mean + np.einsum("rij,ri->rj", h, z)
     new_cov = cov - np.swapaxes(h, 1, 2) @ h
+
     # without noise they are known exactly, but the formula leaves rounding errors
-    exact = entries[tau == 0]
-    new_mean[:, exact] = values[tau == 0]
+    is_exact = tau == 0
+    exact_entries = entries[is_exact]
+    new_mean[:, exact_entries] = values[is_exact]
+    # other entries may follow from these: they have a variance of either sign
     var = np.diagonal(new_cov, axis1=1, axis2=2)
     prior_var = np.diagonal(cov, axis1=1, axis2=2)
-    # these entries follow from the others, and have a variance of either sign
-    determined = var <= ROUNDING * prior_var  # (replicas, entries)
-    determined[:, exact] = True
-    in_row_or_column = determined[:, :, None] | determined[:, None, :]
+    is_determined = var <= ROUNDING * prior_var  # (replicas, entries)
+    is_determined[:, exact_entries] = True
+    in_row_or_column = is_determined[:, :, None] | is_determined[:, None, :]
     new_cov[in_row_or_column] = 0.0
     return Update(mean=new_mean, cov=new_cov, root=root, z=z)
 
@@ -233,19 +239,25 @@ def _solution(
     """
     entries, values, tau, _ = data
     deviation = values - mean[:, entries]
-    observed_columns = columns[:, entries]
+    observed_columns = columns[:, entries]  # (replicas, observations, columns)
     count, rank = observed_columns.shape[1:]
     variances = np.einsum("rnk,rnk->rn", observed_columns, observed_columns)
     noise_is_tiny = tau.min() ** 2 <= MIN_NOISE_RATIO * variances.max()
-    if 2 * rank > count or noise_is_tiny:
-        cov = observed_columns @ np.swapaxes(observed_columns, 1, 2)
-        root = _root(cov, data)
-        z = _solved(root, deviation[..., None])[..., 0]
-        return _ManyColumns(root, z)
+    if 2 * rank <= count and not noise_is_tiny:
+        return _few_columns(deviation / tau, observed_columns / tau[:, None])
+    cov = observed_columns @ np.swapaxes(observed_columns, 1, 2)
+    root = _root(cov, data)
+    z = _solved(root, deviation[..., None])[..., 0]
+    return _ManyColumns(root, z)
 
-    # the symbols of `_FewColumns`
-    y = deviation / tau
-    c = observed_columns / tau[:, None]
+
+def _few_columns(y: Array, c: Array) -> _FewColumns:
+    """The solution in the space of the columns, in the symbols of `_FewColumns`.
+
+    y (replicas, observations) and c (replicas, observations, columns) are in units of
+    the noise.
+    """
+    rank = c.shape[2]
     b = np.swapaxes(c, 1, 2) @ c + np.eye(rank)
     root = np.asarray(np.linalg.cholesky(b))
     c_y = np.einsum("rnk,rn->rk", c, y)
@@ -442,13 +454,11 @@ def _slope_of_log_density(root: Array, z: Array, std: Array) -> Array:
     Each entry S_ij of the covariance of the observations is off by ±ε √(C_ii C_jj),
     `std` are the √C_ii, and S = R R^T. The changes of all entries are independent.
     """
-    # d log N = ½ tr((S⁻¹ r r^T S⁻¹ − S⁻¹) dC), with r = R z
+    # d log N = ½ tr((α α^T − S⁻¹) dC), with α = S⁻¹ r and r = R z
     identity = np.broadcast_to(np.eye(root.shape[-1]), root.shape)
     inverse_root = np.linalg.solve(root, identity)
-    alpha = np.einsum("rij,ri->rj", inverse_root, z)  # S⁻¹ r
-    outer_of_alpha = alpha[:, :, None] * alpha[:, None, :]
-    inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root  # S⁻¹
-    slope = outer_of_alpha - inverse_cov
+    inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root
+    alpha = np.einsum("rij,ri->rj", inverse_root, z)
+    slope = alpha[:, :, None] * alpha[:, None, :] - inverse_cov
     changes = slope * std[:, :, None] * std[:, None, :]
-    variance = np.sum(changes**2, axis=(1, 2))
-    return np.asarray(np.sqrt(variance))
+    return np.asarray(np.sqrt(np.sum(changes**2, axis=(1, 2))))

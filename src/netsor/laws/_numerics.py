@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -41,47 +41,63 @@ def resolved(*laws: Any) -> Array:
     Between two nodes, these are cubics up to CDF_ATOL, apart from their jumps: the cell
     between two nodes is halved until this holds in its middle.
     """
-    nodes = _first_nodes(laws)
-
-    # rows of a table
-    values = slice(1, 1 + len(laws))
-    slopes = slice(1 + len(laws), None)
-
-    def table(y: Array) -> Array:
-        """Rows: y, P(Y ≤ y) of each law, and the density of each."""
-        value_rows = []
-        slope_rows = []
-        for law in laws:
-            below, above, density = law._read(y)
-            value_rows.append(np.where(below < 0.5, below, 1 - above))
-            slope_rows.append(density)
-        return np.stack([y, *value_rows, *slope_rows])
-
-    tables = [table(nodes)]
+    first_table = _read_laws(laws, _first_nodes(laws))
+    tables = [first_table]
     # the ends of the cells to check
-    left = tables[0][:, :-1]
-    right = tables[0][:, 1:]
-    count = tables[0].shape[1]
-    while left.shape[1] and count < MAX_NODES:
-        a = left[0]
-        b = right[0]
-        length = b - a
-        middle = table(a + length / 2)
+    left = first_table.take(slice(None, -1))
+    right = first_table.take(slice(1, None))
+    count = len(first_table.y)
+    while len(left.y) and count < MAX_NODES:
+        length = right.y - left.y
+        middle = _read_laws(laws, left.y + length / 2)
         tables.append(middle)
-        count += middle.shape[1]
+        count += len(middle.y)
 
         # Hermite's cubic in the middle of a cell
-        mean_value = (left[values] + right[values]) / 2
-        cubic = mean_value + length * (left[slopes] - right[slopes]) / 8
-        is_rough = (np.abs(middle[values] - cubic) > CDF_ATOL).any(axis=0)
+        mean_value = (left.values + right.values) / 2
+        cubic = mean_value + length * (left.slopes - right.slopes) / 8
+        is_rough = (np.abs(middle.values - cubic) > CDF_ATOL).any(axis=0)
         # a cell as narrow as rounding, around a jump, cannot be halved
-        is_rough &= length > 2e-14 * np.maximum(np.abs(a), np.abs(b))
+        size = np.maximum(np.abs(left.y), np.abs(right.y))
+        is_rough &= length > 2e-14 * size
 
         # the halves of rough cells are the next ones to check
-        middle = middle[:, is_rough]
-        left = np.concatenate([left[:, is_rough], middle], axis=1)
-        right = np.concatenate([middle, right[:, is_rough]], axis=1)
-    return np.unique(np.concatenate([rows[0] for rows in tables]))
+        middle = middle.take(is_rough)
+        left = _joined_tables(left.take(is_rough), middle)
+        right = _joined_tables(middle, right.take(is_rough))
+    return np.unique(np.concatenate([table.y for table in tables]))
+
+
+class _Table(NamedTuple):
+    """The distribution functions of some laws at points."""
+
+    y: Array  # (points,)
+    values: Array  # (laws, points): P(Y ≤ y)
+    slopes: Array  # (laws, points): the densities
+
+    def take(self, points: Any) -> _Table:
+        """The table at some of the points."""
+        return _Table(self.y[points], self.values[:, points], self.slopes[:, points])
+
+
+def _read_laws(laws: tuple[Any, ...], y: Array) -> _Table:
+    """The table of some laws at points y."""
+    values = []
+    slopes = []
+    for law in laws:
+        below, above, density = law._read(y)
+        values.append(np.where(below < 0.5, below, 1 - above))
+        slopes.append(density)
+    return _Table(y, np.stack(values), np.stack(slopes))
+
+
+def _joined_tables(first: _Table, second: _Table) -> _Table:
+    """The points of both tables, those of the first before those of the second."""
+    return _Table(
+        y=np.concatenate([first.y, second.y]),
+        values=np.concatenate([first.values, second.values], axis=1),
+        slopes=np.concatenate([first.slopes, second.slopes], axis=1),
+    )
 
 
 def _first_nodes(laws: tuple[Any, ...]) -> Array:
@@ -124,18 +140,10 @@ def integrated(
     The integral is Σ weights · integrand(points). Cells are halved until it settles to
     INTEGRAL_RTOL.
     """
-    # cells are arrays (2, cells) of their left and right ends
-
-    def gauss(cells: Array) -> tuple[Array, Array]:
-        """Points and weights in each cell, (cells, 6) each."""
-        left, right = cells[..., None]
-        centre = (left + right) / 2
-        half_length = (right - left) / 2
-        return centre + half_length * GAUSS_NODES, half_length * GAUSS_WEIGHTS
 
     def integrals(cells: Array) -> Array:
-        """The integral over each cell, (cells,)."""
-        points, weights = gauss(cells)
+        """The integral over each cell, (cells,); cells as in `_gauss_rule`."""
+        points, weights = _gauss_rule(cells)
         heights = integrand(points.ravel()).reshape(points.shape)
         return np.asarray(np.sum(weights * heights, axis=1))
 
@@ -170,9 +178,21 @@ def integrated(
         whole = of_halves[~half_is_settled]
         if not cells.size or cells.shape[1] > MAX_NODES:
             break
-    points, weights = gauss(np.concatenate([*settled_cells, cells], axis=1))
+    all_cells = np.concatenate([*settled_cells, cells], axis=1)
+    points, weights = _gauss_rule(all_cells)
     order = np.argsort(points.ravel())
     return points.ravel()[order], weights.ravel()[order]
+
+
+def _gauss_rule(cells: Array) -> tuple[Array, Array]:
+    """Points and weights of the Gauss rule in each cell, (cells, 6) each.
+
+    Cells are arrays (2, cells) of their left and right ends.
+    """
+    left, right = cells[..., None]
+    centre = (left + right) / 2
+    half_length = (right - left) / 2
+    return centre + half_length * GAUSS_NODES, half_length * GAUSS_WEIGHTS
 
 
 def kernel_bias_of(
@@ -208,23 +228,16 @@ def kernel_bias(
     def noise_of_change(
         wider: Array, narrower: Array, factors: tuple[float, float]
     ) -> Array:
-        """The standard error of the difference of two estimates, (points,)."""
-        # Its variance is f ∫ (k_a − k_b)² over the draws; the integral is that of two
-        # Gaussian kernels, in bandwidths.
-        a, b = factors
-        integral_of_squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
-        twice_integral_of_product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
-        integral = integral_of_squares - twice_integral_of_product
-        # the density f near a point is at least that of half a draw
-        of_half_a_draw = 0.5 / (draws * bandwidth * b)
-        density = np.maximum(np.maximum(wider, narrower), of_half_a_draw)
-        variance = density * integral / (draws * bandwidth)
-        return np.asarray(np.sqrt(variance))
+        """`_noise_of_change` for these draws, with factors of the bandwidth."""
+        return _noise_of_change(
+            np.maximum(wider, narrower), factors, bandwidth=bandwidth, draws=draws
+        )
 
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Beside a narrow peak it grows less with h, and the next change
     # shows by how much (see `kernel_bias_of`): at a cusp, like h. Its noise could hide
-    # that, so we take the least growth within one standard error.
+    # that, so we take the least growth within one standard error. The bias is a shift
+    # and no noise, so the error counts the largest one within a standard error too.
     wider = density(ROOT_TWO)
     widest = density(2.0)
     change = wider - value
@@ -235,7 +248,8 @@ def kernel_bias(
     noise = noise_of_change(wider, value, (ROOT_TWO, 1.0))
     is_known = (np.abs(change) > noise) & (next_change * change > 0)
     growth = np.clip(np.where(is_known, growth, 2.0), ROOT_TWO, 2.0)
-    bias = np.abs(change) / (growth - 1)
+    bias = (np.abs(change) + noise) / (growth - 1)
+
     # Near an edge or a steep rise it is not, and between two edges that change can be
     # 0. There narrower kernels show it: we take the largest change that exceeds their
     # noise, and that to half the bandwidth, less its noise, in any case.
@@ -249,6 +263,26 @@ def kernel_bias(
             shown = np.maximum(shown, beyond_noise)
         bias = np.maximum(bias, shown)
     return np.asarray(bias)
+
+
+def _noise_of_change(
+    density: Array, factors: tuple[float, float], bandwidth: float, draws: float
+) -> Array:
+    """The standard error of the difference of two kernel estimates, (points,).
+
+    Their kernels have the `factors` a > b times the bandwidth. `density` is the larger
+    estimate at each point. The variance is f ∫ (k_a − k_b)² over the draws; the
+    integral is that of two Gaussian kernels, in bandwidths.
+    """
+    a, b = factors
+    integral_of_squares = (1 / a + 1 / b) / (2 * math.sqrt(math.pi))
+    twice_integral_of_product = 2 / math.sqrt(2 * math.pi * (a**2 + b**2))
+    integral = integral_of_squares - twice_integral_of_product
+    # the density f near a point is at least that of half a draw
+    of_half_a_draw = 0.5 / (draws * bandwidth * b)
+    density = np.maximum(density, of_half_a_draw)
+    variance = density * integral / (draws * bandwidth)
+    return np.asarray(np.sqrt(variance))
 
 
 def edges(
@@ -451,16 +485,21 @@ def _excess(law: Any, upper: bool, y: Array, level: Array) -> Array:
     It is the log of P(Y ≤ y) over its level, or minus that of P(Y > y), whichever
     probability is below 1/2 at the quantile.
     """
+    if upper:
+        level_above = level
+        level_below = 1 - level
+        is_in_lower_half = level >= 0.5
+    else:
+        level_above = 1 - level
+        level_below = level
+        is_in_lower_half = level < 0.5
     excess = np.empty(len(y))
-    # the quantile is in the lower half
-    lower = (level >= 0.5) if upper else (level < 0.5)
-    if lower.any():
-        target = 1 - level[lower] if upper else level[lower]
-        excess[lower] = _log_ratio(law._distribution(y[lower]), target)
-    higher = ~lower
-    if higher.any():
-        target = level[higher] if upper else 1 - level[higher]
-        excess[higher] = -_log_ratio(law._sf(y[higher]), target)
+    low = is_in_lower_half
+    if low.any():
+        excess[low] = _log_ratio(law._distribution(y[low]), level_below[low])
+    high = ~is_in_lower_half
+    if high.any():
+        excess[high] = -_log_ratio(law._sf(y[high]), level_above[high])
     return excess
 
 

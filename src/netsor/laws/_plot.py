@@ -130,41 +130,48 @@ def plot_laws(laws: Sequence[Any], names: Sequence[str], ax: Any) -> Any:
     """
     all_axes = _one_or_two_axes(ax)
     densities = all_axes[0]
-    differences = all_axes[1] if len(all_axes) == 2 else None
     ranges = [_range(law) for law in laws]
     lowest = min(low for low, _ in ranges)
     highest = max(high for _, high in ranges)
     y = np.linspace(lowest, highest, DENSITY_POINTS)
     curves = [_curve(law, y) for law in laws]
-    last, last_error = curves[-1]
     top = max(float(value.max()) for value, _ in curves)
     colours = [*width_colours(len(laws) - 1), LIMIT]
-    for k, (law, name) in enumerate(zip(laws, names, strict=True)):
-        value, error = curves[k]
-        colour = colours[k]
-        is_last = k == len(laws) - 1
-        line = "-" if is_last else DOTTED
+    lines = [*[DOTTED] * (len(laws) - 1), "-"]
+    for law, name, curve, colour, line in zip(
+        laws, names, curves, colours, lines, strict=True
+    ):
+        value, error = curve
         _add_line(densities, y, value, error, colour, line, label=name)
         _add_arrows(densities, law, top, colour)
-        if differences is not None and not is_last:
-            total_error = np.hypot(error, last_error)
-            difference = value - last
-            _add_line(
-                differences,
-                y,
-                value=difference,
-                error=total_error,
-                colour=colour,
-                line=line,
-                label=None,
-            )
     densities.set(ylabel="density", ylim=(0, None))
-    if differences is not None:
-        differences.axhline(0.0, color=GREY, lw=0.5, zorder=0)
-        differences.set(ylabel="difference")
+    if len(all_axes) == 2:
+        _plot_differences(all_axes[1], y, curves, colours)
     all_axes[-1].set(xlabel="y", xlim=(y[0], y[-1]))
     densities.legend(loc="best")
-    return densities if differences is None else np.array(all_axes)
+    return densities if len(all_axes) == 1 else np.array(all_axes)
+
+
+def _plot_differences(
+    axes: Any, y: Any, curves: Sequence[tuple[Any, Any]], colours: Sequence[str]
+) -> None:
+    """The difference of each density from the last.
+
+    `curves` are the values (points,) and errors of the densities at y.
+    """
+    last, last_error = curves[-1]
+    for (value, error), colour in zip(curves[:-1], colours, strict=False):
+        _add_line(
+            axes,
+            y,
+            value=value - last,
+            error=np.hypot(error, last_error),
+            colour=colour,
+            line=DOTTED,
+            label=None,
+        )
+    axes.axhline(0.0, color=GREY, lw=0.5, zorder=0)
+    axes.set(ylabel="difference")
 
 
 def plot_joint(law: Any, ax: Any, entries: tuple[int, int]) -> Any:

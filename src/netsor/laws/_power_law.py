@@ -95,33 +95,45 @@ def fit(
     for sizes in draws:
         if not (sizes > 0).all() or not np.isfinite(sizes).all():
             return None
-    logs = [np.log(sizes) for sizes in draws]
-    mean = np.array([log.mean() for log in logs])  # m_n
-    variance = np.array([log.var(ddof=1) / len(log) for log in logs])  # v_n/R
-    degrees_of_freedom = np.array([len(log) - 1 for log in logs])
+    means = _LogMeans.of([np.log(sizes) for sizes in draws])
     x = np.log(np.asarray(at, float))
-
-    def combined(coefficients: Floats) -> Exponent:
-        """Σ c_n m_n with its interval; `coefficients` are the c_n, one for each
-        width. See the equations at the top.
-        """
-        variances = coefficients**2 * variance  # c_n² v_n/R
-        total = variances.sum()
-        degrees = 1.0  # of Student's t; if nothing varies, any number will do
-        if total > 0:  # Welch and Satterthwaite
-            degrees = total**2 / (variances**2 / degrees_of_freedom).sum()
-        value = float(coefficients @ mean)
-        error = float(np.sqrt(total))
-        reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
-        return Exponent(value, error, low=value - reach, high=value + reach)
-
     centred = x - x.mean()
-    least_squares = combined(centred / (centred @ centred))
+    least_squares = means.combined(centred / (centred @ centred), level)
     # Row i has the c_n of the slope (m_{i+1} − m_i) / (x_{i+1} − x_i) from a width to
     # the next: −1 and 1 at i and i + 1, over the distance.
     neighbours = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
-    local = tuple(combined(coefficients) for coefficients in neighbours)
+    local = tuple([means.combined(coefficients, level) for coefficients in neighbours])
     bend = None
     if len(neighbours) > 1:
-        bend = combined(neighbours[-1] - neighbours[0])
+        bend = means.combined(neighbours[-1] - neighbours[0], level)
     return Fit(least_squares, local, bend)
+
+
+class _LogMeans(NamedTuple):
+    """The mean logarithm of the sizes at each width, (widths,) each."""
+
+    mean: Floats  # m_n
+    variance: Floats  # v_n/R
+    degrees_of_freedom: Floats
+
+    @classmethod
+    def of(cls, logs: Sequence[Floats]) -> _LogMeans:
+        """The means of the logarithms (replicas,) at each width."""
+        mean = np.array([log.mean() for log in logs])
+        variance = np.array([log.var(ddof=1) / len(log) for log in logs])
+        degrees_of_freedom = np.array([len(log) - 1 for log in logs])
+        return cls(mean, variance, degrees_of_freedom)
+
+    def combined(self, coefficients: Floats, level: float) -> Exponent:
+        """Σ c_n m_n with its interval; `coefficients` are the c_n, one for each
+        width. See the equations at the top.
+        """
+        variances = coefficients**2 * self.variance  # c_n² v_n/R
+        total = variances.sum()
+        degrees = 1.0  # of Student's t; if nothing varies, any number will do
+        if total > 0:  # Welch and Satterthwaite
+            degrees = total**2 / (variances**2 / self.degrees_of_freedom).sum()
+        value = float(coefficients @ self.mean)
+        error = float(np.sqrt(total))
+        reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
+        return Exponent(value, error, low=value - reach, high=value + reach)

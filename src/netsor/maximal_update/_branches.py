@@ -39,57 +39,65 @@ class _Streams:
     by_index: Mapping[int, Operation]
 
     def __post_init__(self) -> None:
-        self.ancestors: dict[int, frozenset[int]] = {}
-        for k, operation in self.by_index.items():
-            above = frozenset({k}).union(*(self.ancestors[x] for x in operation.inputs))
-            self.ancestors[k] = above
+        self.ancestors: dict[int, frozenset[int]] = {}  # of each operation, and itself
+        for index, operation in self.by_index.items():
+            of_inputs = [self.ancestors[x] for x in operation.inputs]
+            self.ancestors[index] = frozenset({index}).union(*of_inputs)
         self.skips: dict[int, int] = {}  # of each sum x + f(x), x
         self.branches: dict[int, int] = {}  # of each sum, f(x)
         self.lengths: dict[int, int] = {}  # sums along the stream up to this one
-        for k, operation in self.by_index.items():
-            self._find(k, operation)
+        for index, operation in self.by_index.items():
+            self._note_sum(index, operation)
 
-    def _find(self, k: int, operation: Operation) -> None:
-        """Note an operation that is a sum x + f(x)."""
-        if not self.is_sum(k):
+    def _note_sum(self, index: int, operation: Operation) -> None:
+        """Note an operation that is a sum x + f(x): f(x) depends on x."""
+        if not self.is_sum(index):
             return
-        for skip, branch in (operation.inputs, operation.inputs[::-1]):
+        left, right = operation.inputs
+        for skip, branch in ((left, right), (right, left)):
             start = self.without_views(skip)
             # of parallel branches, the second one reads what the first one reads
             starts = {start, self.skips.get(start, start)}
-            if any(x in self.ancestors[branch] for x in starts):
-                self.skips[k], self.branches[k] = start, branch
-                self.lengths[k] = 1 + self.lengths.get(start, 0)
+            if starts & self.ancestors[branch]:
+                self.skips[index], self.branches[index] = start, branch
+                self.lengths[index] = 1 + self.lengths.get(start, 0)
                 return
 
-    def is_sum(self, k: int) -> bool:
+    def is_sum(self, index: int) -> bool:
         """Whether an operation adds two activations."""
-        operation = self.by_index[k]
+        operation = self.by_index[index]
         is_of_activations = len(operation.inputs) == 2 and not operation.weights
         return operation.name in SUMS and is_of_activations
 
-    def without_views(self, k: int) -> int:
+    def without_views(self, index: int) -> int:
         """The value that a view shows."""
-        while self.by_index[k].is_view and len(self.by_index[k].inputs) == 1:
-            (k,) = self.by_index[k].inputs
-        return k
+        operation = self.by_index[index]
+        while operation.is_view and len(operation.inputs) == 1:
+            (index,) = operation.inputs
+            operation = self.by_index[index]
+        return index
 
     def sums(self, least: int) -> list[int]:
-        """The sums of streams of at least so many."""
-        long: set[int] = set()
+        """The sums of streams with at least so many of them."""
+        sums: set[int] = set()
         for end, length in self.lengths.items():
-            k: int | None = end if length >= least else None
-            while k is not None:
-                long.add(k)
-                k = self.skips[k] if self.skips[k] in self.lengths else None
-        return sorted(long)
+            if length < least:
+                continue
+            index = end
+            while index in self.lengths:  # back to the start of the stream
+                sums.add(index)
+                index = self.skips[index]
+        return sorted(sums)
 
-    def terms(self, k: int) -> list[int]:
-        """The terms of a branch that is itself a sum."""
-        inner = self.without_views(k)
-        if inner in self.skips or not self.is_sum(inner):
-            return [k]
-        return [x for term in self.by_index[inner].inputs for x in self.terms(term)]
+    def terms(self, index: int) -> list[int]:
+        """The terms of a branch that is itself a sum; else the branch."""
+        branch = self.without_views(index)
+        if branch in self.skips or not self.is_sum(branch):
+            return [index]
+        terms: list[int] = []
+        for summand in self.by_index[branch].inputs:
+            terms += self.terms(summand)
+        return terms
 
     def reads_its_parameters(self, term: int, start: int) -> bool:
         """Whether an operation between the start of a branch and its end reads what a
@@ -139,14 +147,16 @@ def _output(
     values: Mapping[Node, Any],
 ) -> int:
     """The output of a submodule that, times a factor, is a term of the stream."""
+
+    def size(number: int) -> int:
+        """The number of entries of a value."""
+        return math.prod(values[operations.nodes[number]].shape)
+
     operation: Operation | None = by_index[index]
     while operation is not None:
-        marks = [k for k in (*operation.chain, operation.index) if by_index[k].path]
-        if marks:
-            mark = marks[-1]
-            same = values[operations.nodes[mark]], values[operations.nodes[index]]
-            if math.prod(same[0].shape) == math.prod(same[1].shape):
-                return mark
+        outputs = [k for k in (*operation.chain, operation.index) if by_index[k].path]
+        if outputs and size(outputs[-1]) == size(index):
+            return outputs[-1]
         is_factor = operation.name in ELEMENTWISE and len(operation.inputs) == 1
         if not is_factor:
             break
@@ -160,7 +170,7 @@ def _output(
 
 def by_pattern(terms: list[Term]) -> dict[str, list[Term]]:
     """Terms by their paths, with * for the number of a layer."""
-    found: dict[str, list[Term]] = {}
+    patterns: dict[str, list[Term]] = {}
     for term in terms:
-        found.setdefault(layer_pattern_of(term.path), []).append(term)
-    return found
+        patterns.setdefault(layer_pattern_of(term.path), []).append(term)
+    return patterns

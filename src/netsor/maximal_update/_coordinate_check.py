@@ -61,27 +61,27 @@ def coordinate_check(
 ) -> list[Change]:
     """How much `steps` steps change the output of every submodule, against `at`.
 
-    `named` is the name of an output of a network of some size; None: leave it out.
+    `at` are the widths, or the depths, of all sizes. `named` is the name of an output
+    of a network of some size; None: leave it out.
     """
-    changes: list[dict[str, list[float]]] = []
+    by_size: list[dict[str, list[float]]] = []
     for size in sizes:
-        of_size: dict[str, list[float]] = {}
+        changes: dict[str, list[float]] = {}
         for draw in range(draws):
-            for path, change in training.changes(size, lr, draw, steps).items():
+            of_draw = training.changes(size, lr, draw, steps)
+            for path, change in of_draw.items():
                 name = named(path, size)
                 if name is not None:
-                    of_size.setdefault(name, []).append(change)
-        changes.append(of_size)
-    paths = [x for x in changes[0] if all(len(y.get(x, ())) == draws for y in changes)]
-    return [
-        _judged(
-            path,
-            expected.get(path, 0.0),
-            [np.array(of_size[path]) for of_size in changes],
-            at,
-        )
-        for path in paths
-    ]
+                    changes.setdefault(name, []).append(change)
+        by_size.append(changes)
+    judged = []
+    for path in by_size[0]:
+        of_sizes = [np.array(changes.get(path, ())) for changes in by_size]
+        if any(len(of_draws) != draws for of_draws in of_sizes):
+            continue  # some network lacks this output
+        exponent = expected.get(path, 0.0)
+        judged.append(_judged(path, exponent, of_sizes, at))
+    return judged
 
 
 def _judged(
@@ -93,14 +93,16 @@ def _judged(
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
     """
-    fitted, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
-    if fitted is None or shown is None:
+    strict, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
+    if strict is None or shown is None:
         return Change(path, expected, None, "does not move")
-    if fitted.exponent.low > expected + TOLERANCE:
+    lowest, highest = expected - TOLERANCE, expected + TOLERANCE
+    if strict.exponent.low > highest:
         verdict = GROWS
-    elif fitted.exponent.high < expected - TOLERANCE:
+    elif strict.exponent.high < lowest:
         verdict = SHRINKS
+    elif max(shown.exponent.high - expected, expected - shown.exponent.low) > TOLERANCE:
+        verdict = UNDECIDED
     else:
-        reach = shown.exponent.high - expected, expected - shown.exponent.low
-        verdict = OK if max(reach) <= TOLERANCE else UNDECIDED
+        verdict = OK
     return Change(path, expected, shown.exponent, verdict)

@@ -121,8 +121,8 @@ class DepthRule:
     @property
     def worst(self) -> float:
         """The largest exponent that is left under the rule."""
-        left = [x.after.value for x in self._decided if x.after is not None]
-        return max(map(abs, left), default=0.0)
+        remaining = [x.after.value for x in self._decided if x.after is not None]
+        return max(map(abs, remaining), default=0.0)
 
     @property
     def _decided(self) -> list[DepthEvidence]:
@@ -210,9 +210,10 @@ def named_output(path: str, pattern: str, depth: int) -> str | None:
     prefix = pattern.partition("*")[0]
     if not path.startswith(prefix):
         return path
-    number, dot, rest = path.removeprefix(prefix).partition(".")
-    is_middle = number == str(depth // 2)
-    return f"{prefix}{MIDDLE}{dot}{rest}" if is_middle else None
+    number, dot, inside_layer = path.removeprefix(prefix).partition(".")
+    if number != str(depth // 2):
+        return None
+    return f"{prefix}{MIDDLE}{dot}{inside_layer}"
 
 
 @dataclass
@@ -256,26 +257,26 @@ def derive_depth(
 ) -> tuple[ScalingRule, DepthRule]:
     """The rule with its exponents of the depth, by patterns, and the evidence."""
     terms = networks.found_terms()
-    is_deep = any(term.is_deep for found in terms.values() for term in found)
-    power = branch_power or (DEEP if is_deep else SHALLOW)
+    power = branch_power
+    if power is None:
+        is_deep = any(any(term.is_deep for term in layers) for layers in terms.values())
+        power = DEEP if is_deep else SHALLOW
     rule = rule.by_pattern()
     # those with an optimiser of their own have no eps
     matrices = {*map(layer_pattern_of, subject.matrices_of_size(subject.base_width))}
+    depths = ", ".join(map(str, networks.depths))
     first: Measured | None = None
     for round_number in range(1, MOST_ROUNDS + 1):
-        numbers = ", ".join(map(str, networks.depths))
         say(
-            f"depth, round {round_number}: {networks.draws} initialisations at"
-            f" {numbers}"
+            f"depth, round {round_number}: {networks.draws} initialisations at {depths}"
         )
-        measured = networks.measure(rule)
-        first = first or measured
+        last = networks.measure(rule)
+        first = first or last
         changed = _changed(
-            rule, measured, power, has_eps=subject.family.has_eps, matrices=matrices
+            rule, last, power, has_eps=subject.family.has_eps, matrices=matrices
         )
         if changed == rule:
-            evidence = _evidence(first, measured, terms, networks.depths, power)
-            return rule, evidence
+            return rule, _evidence(first, last, terms, networks.depths, power)
         rule = changed
     raise ArgumentError(
         "depths",
@@ -287,34 +288,29 @@ def derive_depth(
 
 def _changed(
     rule: ScalingRule,
-    found: Measured,
+    measured: Measured,
     power: float,
     *,
     has_eps: bool,
     matrices: Collection[str],
 ) -> ScalingRule:
-    """The rule with the factors of branches changed; if none is, with other rates."""
-    scales = {(x.path, x.part): x for x in rule.scales}
-    for pattern, fit in found.branches.items():
-        change = halves(power - _value(fit))
-        if change:
-            earlier = scales.get((pattern, None))
-            earlier = earlier or OutputScale(pattern, None, Power(), "branch")
-            moved = Power(earlier.power.width, earlier.power.depth + change)
-            scales[(pattern, None)] = replace(earlier, power=moved)
-    kept = tuple(scale for scale in scales.values() if scale.power != Power())
-    if kept != rule.scales:
-        return ScalingRule(rule.parameters, kept)
-    parameters = dict(rule.parameters)
-    for name, each in rule.parameters.items():
+    """The rule with the factors of branches changed; if none is, with other rates.
+
+    `power` is the exponent that branches must have.
+    """
+    scales = _branch_scales(rule, measured, power)
+    if scales != rule.scales:
+        return ScalingRule(rule.parameters, scales)
+    parameters = {}
+    for name, before in rule.parameters.items():
         change = 0.0
-        if layer_of(name, found.pattern):
-            change = _excess(found.changes.get(name))
-        lr = Power(each.lr.width, each.lr.depth - change + 0.0)
-        changed = replace(each, lr=lr, weight_decay=_decay(each, lr))
+        if layer_of(name, measured.pattern):
+            change = _excess(measured.changes.get(name))
+        lr = Power(before.lr.width, before.lr.depth - change + 0.0)
+        after = replace(before, lr=lr, weight_decay=_decay(before, lr))
         if has_eps and name not in matrices:
-            changed = _with_eps(changed, found.gradients.get(name))
-        parameters[name] = changed
+            after = _with_eps(after, measured.gradients.get(name))
+        parameters[name] = after
     return ScalingRule(parameters, rule.scales)
 
 
@@ -331,6 +327,23 @@ def _excess(fit: Fit | None) -> float:
     if fit is None or fit.exponent.low <= 0 <= fit.exponent.high:
         return 0.0
     return halves(fit.exponent.value)
+
+
+def _branch_scales(
+    rule: ScalingRule, measured: Measured, power: float
+) -> tuple[OutputScale, ...]:
+    """The factors with which all branches have this exponent of the depth."""
+    scales = {(scale.path, scale.part): scale for scale in rule.scales}
+    for pattern, fit in measured.branches.items():
+        change = halves(power - _value(fit))
+        if not change:
+            continue
+        whole_output = (pattern, None)
+        without_factor = OutputScale(pattern, None, Power(), "branch")
+        before = scales.get(whole_output, without_factor)
+        after = Power(before.power.width, before.power.depth + change)
+        scales[whole_output] = replace(before, power=after)
+    return tuple(scale for scale in scales.values() if scale.power != Power())
 
 
 def _value(fit: Fit | None) -> float:
@@ -359,9 +372,9 @@ def _evidence(
         pattern: BranchEvidence(
             before=_exponent(first.branches.get(pattern)),
             after=_exponent(last.branches.get(pattern)),
-            is_deep=any(term.is_deep for term in found),
+            is_deep=any(term.is_deep for term in of_layers),
         )
-        for pattern, found in terms.items()
+        for pattern, of_layers in terms.items()
     }
     parameters = {
         pattern: DepthEvidence(
@@ -380,14 +393,14 @@ def _evidence(
     )
 
 
-def _expected(found: Measured) -> dict[str, float]:
+def _expected(measured: Measured) -> dict[str, float]:
     """The exponents of changes of outputs of the middle layer. What is before and
     behind the layers changes by order 1.
     """
-    layer = found.pattern.partition("*")[0] + MIDDLE
+    layer = measured.pattern.partition("*")[0] + MIDDLE
     return {
         path: halves(_value(fit))
-        for path, fit in found.outputs.items()
+        for path, fit in measured.outputs.items()
         if path == layer or path.startswith(f"{layer}.")
     }
 

@@ -30,12 +30,14 @@ def derive(
     widths: Sequence[int],
     draws: int,
     *,
-    given: Mapping[str, float],
+    own_rates: Mapping[str, float],
     progress: Callable[[str], None] | None,
     depths: Depths | None = None,
     branch_power: float | None = None,
 ) -> DerivedRule:
-    """The rule of a subject; `given` are exponents of the rates of its optimiser, and
+    """The rule of a subject.
+
+    `own_rates` are exponents of the learning rates of the user's optimiser, and
     `depths` measures networks of several depths, if these matter.
     """
     say = progress or (lambda line: None)
@@ -57,11 +59,12 @@ def derive(
         expected=_expected(derived.last),
         reference=reference_of(_unscaled_shapes(derived), widths),
         growing=tuple(
-            _describe(derived.last.found, k) for k in derived.last.solution.growing
+            _describe(derived.last.measurement, k)
+            for k in derived.last.solution.growing
         ),
-        matrices=tuple(derived.last.found.matrices),
-        repeated=_repeated_patterns(derived.last.found.shapes),
-        given=given,
+        matrices=tuple(derived.last.measurement.matrices),
+        repeated=_repeated_patterns(derived.last.measurement.shapes),
+        own_rates=own_rates,
     )
 
 
@@ -125,7 +128,7 @@ def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
     scaled = {name for x in derived.rule.scales for name in x.parameters}
     return [
         {name: shape for name, shape in shapes.items() if name not in scaled}
-        for shapes in derived.last.found.shapes
+        for shapes in derived.last.measurement.shapes
     ]
 
 
@@ -157,13 +160,13 @@ def _derived(
     sizes: list[Size] = [(width, subject.base_depth) for width in widths]
     for round_number in range(1, MOST_ROUNDS + 1):
         say(f"round {round_number}: {draws} initialisations at {len(widths)} widths")
-        measured = measure(graphs, rule, sizes, draws)
-        solution = Solver(
-            measured.operations, measured.exponents, measured.random
-        ).solve()
-        last = Solved(measured, solution)
+        measurement = measure(graphs, rule, sizes, draws)
+        solver = Solver(
+            measurement.operations, measurement.exponents, measurement.random
+        )
+        last = Solved(measurement, solver.solve())
         first = first or last
-        changed = _changed(rule, solution, measured, subject.family, graphs)
+        changed = _changed(rule, last, subject.family, graphs)
         if changed == rule:
             return Derived(rule, first, last)
         rule = changed
@@ -179,88 +182,111 @@ def _expected(last: Solved) -> dict[str, float]:
     """The exponent of the change of the output of each submodule."""
     return {
         operation.path: last.solution.change[operation.index]
-        for operation in last.found.operations.operations
+        for operation in last.measurement.operations.operations
         if operation.path and operation.index in last.solution.change
     }
 
 
-def _describe(found: Measurement, index: int) -> str:
+def _describe(measurement: Measurement, index: int) -> str:
     """An operation by its name and the nearest module after it."""
-    by_index = {x.index: x for x in found.operations.operations}
-    later = (x.path for k, x in by_index.items() if k >= index and x.path)
-    return f"{by_index[index].name} in {next(later, 'the module')}"
+    by_index = {x.index: x for x in measurement.operations.operations}
+    for later_index, operation in by_index.items():
+        if later_index >= index and operation.path:
+            return f"{by_index[index].name} in {operation.path}"
+    return f"{by_index[index].name} in the module"
 
 
 def _changed(
-    rule: ScalingRule,
-    solution: Solution,
-    found: Measurement,
-    family: Family,
-    graphs: Graphs,
+    rule: ScalingRule, solved: Solved, family: Family, graphs: Graphs
 ) -> ScalingRule:
     """The rule with one kind of change: of standard deviations, of scales, or of rates.
 
     The numbers that decide the later ones depend on the earlier ones.
     """
-    parameters = {name: rule.of(name) for name in found.operations.graph.parameters}
-    for name in parameters:
-        change = halves(solution.std.get(name, 0.0))
-        if change:
-            std = Power(parameters[name].std.width + change)
-            parameters[name] = replace(parameters[name], std=std)
-    if parameters != {name: rule.of(name) for name in parameters}:
-        return ScalingRule(parameters, rule.scales)
+    solution, measurement = solved.solution, solved.measurement
+    names = measurement.operations.graph.parameters
+    before = {name: rule.of(name) for name in names}
+    with_stds = {name: _with_std(before[name], name, solution) for name in names}
+    if with_stds != before:
+        return ScalingRule(with_stds, rule.scales)
     if solution.scales:
-        return ScalingRule(parameters, _with_scales(rule, solution, found, graphs))
-    without_decay = found.matrices if family.is_sphere else {}
-    for name, each in parameters.items():
-        lr = Power(each.lr.width + solution.lr.get(name, 0.0) + 0.0)
-        eps, gradient = each.eps, found.gradients.get(name)
-        is_unknown = False
-        if family.has_eps and name not in found.matrices and gradient is not None:
-            is_unknown = not is_decided(gradient.exponent)
-            eps = Power() if is_unknown else Power(nearest_half(gradient.exponent))
-        parameters[name] = ParameterRule(
-            std=each.std,
-            lr=lr,
-            eps=eps,
-            weight_decay=Power() if name in without_decay else Power(-lr.width + 0.0),
-            is_free=name in solution.free,
-            has_unknown_eps=is_unknown,
-        )
-    return ScalingRule(parameters, rule.scales)
+        scales = _with_scales(rule, solution, measurement, graphs)
+        return ScalingRule(before, scales)
+    with_rates = {
+        name: _with_rates(before[name], name, solved, family) for name in names
+    }
+    return ScalingRule(with_rates, rule.scales)
+
+
+def _with_std(rule: ParameterRule, name: str, solution: Solution) -> ParameterRule:
+    """The rule of a parameter with its standard deviation changed."""
+    change = halves(solution.std.get(name, 0.0))
+    if not change:
+        return rule
+    return replace(rule, std=Power(rule.std.width + change))
+
+
+def _with_rates(
+    rule: ParameterRule, name: str, solved: Solved, family: Family
+) -> ParameterRule:
+    """The rule of a parameter with its learning rate, weight decay and eps changed.
+
+    The eps of Adam follows the size of the gradient. Weight decay times the learning
+    rate stays, but for matrices whose norm is fixed.
+    """
+    solution, measurement = solved.solution, solved.measurement
+    is_matrix = name in measurement.matrices
+    lr = Power(rule.lr.width + solution.lr.get(name, 0.0) + 0.0)
+    eps = rule.eps
+    gradient = measurement.gradients.get(name)
+    is_unknown = False
+    if family.has_eps and not is_matrix and gradient is not None:
+        is_unknown = not is_decided(gradient.exponent)
+        eps = Power() if is_unknown else Power(nearest_half(gradient.exponent))
+    weight_decay = Power(-lr.width + 0.0)
+    if family.is_sphere and is_matrix:
+        weight_decay = Power()
+    return ParameterRule(
+        std=rule.std,
+        lr=lr,
+        eps=eps,
+        weight_decay=weight_decay,
+        is_free=name in solution.free,
+        has_unknown_eps=is_unknown,
+    )
 
 
 def _with_scales(
-    rule: ScalingRule, solution: Solution, found: Measurement, graphs: Graphs
+    rule: ScalingRule, solution: Solution, measurement: Measurement, graphs: Graphs
 ) -> tuple[OutputScale, ...]:
     """The factors of outputs, with further ones."""
-    before = {(x.path, x.part): x.power.width for x in rule.scales}
-    scales = {(x.path, x.part): x for x in rule.scales}
-    last = found.operations.last
+    before = {(scale.path, scale.part): scale.power.width for scale in rule.scales}
+    scales = {(scale.path, scale.part): scale for scale in rule.scales}
+    logits = measurement.operations.last
     for index, exponent in solution.scales.items():
-        is_logits = _leads_to(found, index, last)
-        place = graphs.place_of_scale(found, index)
+        place = graphs.place_of_scale(measurement, index)
+        key = (place.path, place.part)
         # several operations may have one place, as those of all layers of a scan
-        exponent += before.get((place.path, place.part), 0.0)
-        scales[(place.path, place.part)] = OutputScale(
+        total = before.get(key, 0.0) + exponent
+        is_logits = _leads_to(measurement, index, logits)
+        scales[key] = OutputScale(
             path=place.path,
             part=place.part,
-            power=Power(round(2 * exponent) / 2),
+            power=Power(round(2 * total) / 2),
             what="logits" if is_logits else "scores",
             parameters=place.parameters,
         )
     return tuple(scale for scale in scales.values() if scale.power.width)
 
 
-def _leads_to(found: Measurement, index: int, last: int) -> bool:
-    """Whether a result is the logits, up to views and factors."""
-    by_index = {x.index: x for x in found.operations.operations}
+def _leads_to(measurement: Measurement, index: int, last: int) -> bool:
+    """Whether the operation `last` is that of this index, up to views and factors."""
+    by_index = {x.index: x for x in measurement.operations.operations}
     while last != index:
         operation = by_index.get(last)
         if operation is None or operation.source is None:
             return False
         if index == operation.source:
             return True
-        (last, *_) = operation.inputs
+        last = operation.inputs[0]
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from .._validate import Shape
@@ -19,6 +19,11 @@ class Reference(NamedTuple):
     name: str
     axis: int
     ratio: float  # the number of its entries along the axis, over the width
+
+    @property
+    def divided(self) -> str:
+        """What follows the number of entries in code, to make it the width."""
+        return "" if self.ratio == 1 else f" / {self.ratio:g}"
 
 
 def reference_of(
@@ -59,6 +64,41 @@ class FileContent(NamedTuple):
     base_width: int
     base_depth: int | None = None
     matrices: Sequence[str] = ()  # patterns, if they have an optimiser of their own
+
+
+def rule_lines(parameters: Mapping[str, ParameterRule]) -> list[str]:
+    """The rules of all patterns as lines of code."""
+    lines = [f"    {name!r}: {rule_text(rule)}," for name, rule in parameters.items()]
+    return ["RULES = {", *lines, "}"]
+
+
+def tuple_lines(name: str, lines: Sequence[str]) -> list[str]:
+    """A tuple of a file as lines of code."""
+    return [f"{name} = (", *lines, ")"] if lines else [f"{name} = ()"]
+
+
+def scale_lines(
+    scales: Sequence[OutputScale],
+    patterns: Callable[[OutputScale], Sequence[str]],
+    *,
+    with_axis: bool,
+) -> list[str]:
+    """The factors of outputs as lines of code, each once.
+
+    `patterns` are those of the paths that a factor has in a framework. The part of an
+    axis that is multiplied is written `with_axis` if it may be along any axis.
+    """
+    lines: dict[str, None] = {}
+    for scale in scales:
+        fields = [pair_text(scale.power)]
+        if scale.part is not None:
+            if with_axis:
+                fields.append(str(scale.part.axis))
+            fields += [repr(scale.part.start), repr(scale.part.stop)]
+        for pattern in patterns(scale):
+            code = ", ".join([repr(pattern), *fields])
+            lines[f"    Scale({code}),  # {scale.what}"] = None
+    return list(lines)
 
 
 def rule_text(rule: ParameterRule) -> str:

@@ -45,7 +45,7 @@ class Graphs(Protocol):
     def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
         """Measure some initialisations of a network."""
 
-    def place_of_scale(self, found: Measurement, index: int) -> Place:
+    def place_of_scale(self, measurement: Measurement, index: int) -> Place:
         """Where a factor of the result of an operation can be put."""
 
 
@@ -90,30 +90,25 @@ def measure(
 ) -> Measurement:
     """Measure networks of several widths, or several depths."""
     networks = _networks(graphs, rule, sizes)
-    drawn = [graphs.drawn(rule, network, draws) for network in networks]
-    at = _abscissae(sizes)
-    shapes = [net.shapes for net in networks]
+    # draws_by_size[s][d] is draw d of the network of size s
+    draws_by_size = [graphs.drawn(rule, network, draws) for network in networks]
+    scales = _varied_sizes(sizes)
+    shapes = [network.shapes for network in networks]
     groups = repeated_groups(shapes)
-
-    def all_of(kind: str) -> Any:
-        """One field of all draws, by size and draw."""
-        return [[getattr(draw, kind) for draw in of_size] for of_size in drawn]
-
+    gradients = [
+        [_pooled(draw.gradients, groups) for draw in of_size]
+        for of_size in draws_by_size
+    ]
+    stds = [[draw.stds for draw in of_size] for of_size in draws_by_size]
+    stds_of_first_draw = stds[0][0]
     return Measurement(
         operations=networks[0].operations,
-        exponents=_exponents(all_of("responses"), at),
-        gradients=fits_of(
-            [
-                [_pooled(draw.gradients, groups) for draw in of_size]
-                for of_size in drawn
-            ],
-            at,
-            LEVEL_OF_EPS,
-        ),
-        stds=fits_of(all_of("stds"), at),
+        exponents=_exponents(draws_by_size, scales),
+        gradients=fits_of(gradients, scales, LEVEL_OF_EPS),
+        stds=fits_of(stds, scales),
         values=networks[0].values,
         shapes=shapes,
-        random=frozenset(name for name, size in drawn[0][0].stds.items() if size),
+        random=frozenset(name for name, std in stds_of_first_draw.items() if std),
         matrices=graphs.matrices_of(sizes[0]),
     )
 
@@ -125,18 +120,22 @@ def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
     parameters of the same names; and they have the same shape in networks of every
     size.
     """
-    of_name = {name: tuple(x.get(name) for x in shapes) for name in shapes[0]}
-    # by the path of a container and the number of a part: its parameters
+    shapes_of = {
+        name: tuple(of_network.get(name) for of_network in shapes) for name in shapes[0]
+    }
+    # by the path of a container and the number of a part: the names that follow the
+    # number, with their shapes
     parts: dict[str, dict[str, set[Any]]] = {}
-    for name, of_sizes in of_name.items():
+    for name, of_sizes in shapes_of.items():
         for number in NUMBER.finditer(name):
-            path, rest = name[: number.start()], name[number.end() :]
-            of_container = parts.setdefault(path, {})
-            of_container.setdefault(number.group(), set()).add((rest, of_sizes))
+            container, suffix = name[: number.start()], name[number.end() :]
+            of_container = parts.setdefault(container, {})
+            of_container.setdefault(number.group(), set()).add((suffix, of_sizes))
 
     groups: dict[Any, list[str]] = {}
-    for name, of_sizes in of_name.items():
-        groups.setdefault((_pattern_of_alike(name, parts), of_sizes), []).append(name)
+    for name, of_sizes in shapes_of.items():
+        key = _pattern_of_alike(name, parts), of_sizes
+        groups.setdefault(key, []).append(name)
     return [*groups.values()]
 
 
@@ -144,13 +143,15 @@ def _pattern_of_alike(name: str, parts: Mapping[str, Mapping[str, set[Any]]]) ->
     """A name with * for the number of its layer, and for numbers of parts of layers
     that all have the same parameters.
     """
-    pieces, end = [], 0
+    pattern, end = "", 0
     for k, number in enumerate(NUMBER.finditer(name)):
         first, *others = parts[name[: number.start()]].values()
-        is_alike = k == 0 or all(other == first for other in others)
-        pieces += [name[end : number.start()], "*" if is_alike else number.group()]
+        is_of_layer = k == 0
+        is_alike = is_of_layer or all(other == first for other in others)
+        pattern += name[end : number.start()]
+        pattern += "*" if is_alike else number.group()
         end = number.end()
-    return "".join([*pieces, name[end:]])
+    return pattern + name[end:]
 
 
 def _pooled(
@@ -170,7 +171,7 @@ def _pooled(
     return means
 
 
-def _abscissae(sizes: Sequence[Size]) -> list[float]:
+def _varied_sizes(sizes: Sequence[Size]) -> list[float]:
     """What the exponents are in: the widths, or the depths of networks of one width."""
     widths = [float(width) for width, _ in sizes]
     if len(set(widths)) > 1:
@@ -188,14 +189,18 @@ def _networks(
     """
     networks = [graphs.network(rule, size) for size in sizes]
     arrays = graphs.arrays(seed=0)
-    shapes = [last_axes(net.operations, net.values, arrays) for net in networks]
-    of_size = with_narrow([net.operations for net in networks], shapes)
-    names = of_size[0].graph.operations
-    for size, operations in zip(sizes, of_size, strict=True):
+    shapes = [
+        last_axes(network.operations, network.values, arrays) for network in networks
+    ]
+    operations_by_size = with_narrow([net.operations for net in networks], shapes)
+    names = operations_by_size[0].graph.operations
+    for size, operations in zip(sizes, operations_by_size, strict=True):
         if operations.graph.operations != names:
             raise UnsupportedError(_unlike_text(sizes[0], size))
-    pairs = zip(networks, of_size, strict=True)
-    return [net._replace(operations=operations) for net, operations in pairs]
+    return [
+        network._replace(operations=operations)
+        for network, operations in zip(networks, operations_by_size, strict=True)
+    ]
 
 
 def _unlike_text(first: Size, other: Size) -> str:
@@ -209,28 +214,40 @@ def _unlike_text(first: Size, other: Size) -> str:
     )
 
 
-def _exponents(responses: list[list[Responses]], at: Sequence[float]) -> Exponents:
-    """The exponents of all that was measured: lists by width, and by draw."""
+def _exponents(
+    draws_by_size: Sequence[Sequence[Drawn]], scales: Sequence[float]
+) -> Exponents:
+    """The exponents of all responses, by size and draw, in the widths or depths."""
 
-    def of(kind: str) -> Any:
-        """The fits of one field."""
-        return fits_of([[getattr(x, kind) for x in draws] for draws in responses], at)
+    def fits(field: str) -> Any:
+        """The fits of one field of the responses."""
+        numbers = [
+            [getattr(draw.responses, field) for draw in of_size]
+            for of_size in draws_by_size
+        ]
+        return fits_of(numbers, scales)
 
     return Exponents(
-        responses=of("responses"),
-        written=of("written"),
-        updates=of("updates"),
-        products=responses[0][0].products,
+        responses=fits("responses"),
+        written=fits("written"),
+        updates=fits("updates"),
+        products=draws_by_size[0][0].responses.products,
     )
 
 
 def fits_of(
-    numbers: list[list[Any]], at: Sequence[float], level: float = LEVEL
+    numbers: list[list[Any]], scales: Sequence[float], level: float = LEVEL
 ) -> dict[Any, Fit | None]:
-    """The exponent of each number of dictionaries, by width and by draw."""
+    """The exponent of each number of dictionaries, by size and by draw.
+
+    A number that a dictionary lacks is 0. `scales` are the widths, or the depths.
+    """
     keys: Iterable[Any] = numbers[0][0].keys()
     fits: dict[Any, Fit | None] = {}
     for key in keys:
-        draws = [np.array([x.get(key, 0.0) for x in at_size]) for at_size in numbers]
-        fits[key] = fit(draws, at, level)
+        samples = [
+            np.array([of_draw.get(key, 0.0) for of_draw in of_size])
+            for of_size in numbers
+        ]
+        fits[key] = fit(samples, scales, level)
     return fits

@@ -239,21 +239,28 @@ class Responses:
 def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
     """The operations of a graph; `words` are those whose logits count."""
     nodes = graph.nodes
-    number = {node: k for k, node in enumerate(nodes)}
-    names, of_inputs = graph.weights(), graph.of_inputs()
+    index_of = {node: index for index, node in enumerate(nodes)}
+    parameters_of, of_inputs = graph.weights(), graph.of_inputs()
     by_index: dict[int, Operation] = {}
-    for k, node in enumerate(nodes):
-        if not graph.is_call(node) or node not in of_inputs or not names[node]:
+    for index, node in enumerate(nodes):
+        if not graph.is_call(node) or node not in of_inputs or not parameters_of[node]:
             continue
-        inputs = tuple(dict.fromkeys(graph.inputs_of(node)))
-        moving = tuple(number[x] for x in inputs if x in of_inputs and names[x])
-        weights = {
-            number[x]: names[x] for x in inputs if x not in of_inputs and names[x]
-        }
+        moving, weights = [], {}
+        for x in dict.fromkeys(graph.inputs_of(node)):
+            if not parameters_of[x]:
+                continue
+            if x in of_inputs:
+                moving.append(index_of[x])
+            else:
+                weights[index_of[x]] = parameters_of[x]
         operation = Operation(
-            k, graph.name_of(node), moving, weights, path=graph.path_of(node)
+            index,
+            graph.name_of(node),
+            tuple(moving),
+            weights,
+            path=graph.path_of(node),
         )
-        by_index[k] = _with_source(operation, by_index)
+        by_index[index] = _with_source(operation, by_index)
     columns = tuple(sorted(set(words[:MOST_WORDS])))
     _set_columns(by_index, columns)
     return Operations(graph, nodes, tuple(by_index.values()))
@@ -263,16 +270,15 @@ def _with_source(operation: Operation, earlier: Mapping[int, Operation]) -> Oper
     """The operation with the value that it is a linear function of."""
     if operation.weights or not operation.inputs:
         return operation
-    is_scaling = len(operation.inputs) == 1 and (
-        operation.is_view or operation.name in SCALING
-    )
-    if not is_scaling and operation.name not in JOINING:
+    scales = operation.is_view or operation.name in SCALING
+    has_one_input = len(operation.inputs) == 1
+    if not (scales and has_one_input) and operation.name not in JOINING:
         return operation
     sources: set[int] = set()
     chain: set[int] = {operation.index}
-    for k in operation.inputs:
-        before = earlier[k]
-        sources.add(k if before.source is None else before.source)
+    for index in operation.inputs:
+        before = earlier[index]
+        sources.add(index if before.source is None else before.source)
         chain.update(before.chain)
     if len(sources) > 1:
         return operation
@@ -348,23 +354,27 @@ class _Use(NamedTuple):
     def _with(self, changes: Mapping[Node, Any]) -> Any:
         """The result for other values of some inputs."""
         if not self.operation.chain:
-            near = {x: self.values[x] for x in self.graph.inputs_of(self.node)}
-            result = self.graph.call(self.node, {**near, **changes})
+            inputs = {x: self.values[x] for x in self.graph.inputs_of(self.node)}
+            result = self.graph.call(self.node, {**inputs, **changes})
             return _counted(self.operation, result)
+        # an operation with a source: compute all from there on
         values = _Changed(self.values, dict(changes))
-        for k in self.operation.chain:
-            values.changes[self.nodes[k]] = self.graph.call(self.nodes[k], values)
+        for index in self.operation.chain:
+            node = self.nodes[index]
+            values.changes[node] = self.graph.call(node, values)
         return _counted(self.operation, values[self.node])
 
     def measure_weights(self, after: Mapping[Node, Any], result: Responses) -> None:
-        """What each weight writes, and what its update changes."""
+        """What each weight writes, y(W) − y(0), and what its update changes."""
         rms = self.arrays.rms
         before = _counted(self.operation, self.values[self.node])
-        for k, source in self._weights():
-            edge = Edge(self.operation.index, k)
-            without = self._with({source: self.arrays.zeros_like(self.values[source])})
-            result.written[edge] = rms(before - without)
-            result.updates[edge] = rms(self._with({source: after[source]}) - before)
+        for index, weight in self._weights():
+            edge = Edge(self.operation.index, index)
+            zeros = self.arrays.zeros_like(self.values[weight])
+            without_weight = self._with({weight: zeros})
+            with_update = self._with({weight: after[weight]})
+            result.written[edge] = rms(before - without_weight)
+            result.updates[edge] = rms(with_update - before)
 
     def _weights(self) -> Iterator[tuple[int, Node]]:
         """The weights of real numbers, with their numbers."""
@@ -374,11 +384,11 @@ class _Use(NamedTuple):
 
     def measure_moving(self, result: Responses) -> None:
         """The responses to changes of the inputs."""
-        for k in self.operation.moving:
-            source = self.nodes[k]
+        for index in self.operation.moving:
+            source = self.nodes[index]
             if not self.arrays.is_float(self.values[source]):
                 continue
-            edge = Edge(self.operation.index, k)
+            edge = Edge(self.operation.index, index)
             if self._is_reordered(source):
                 result.responses[edge] = 1.0
                 continue
@@ -389,30 +399,40 @@ class _Use(NamedTuple):
             )
             if change is None:
                 result.responses[edge] = 0.0
-                continue
-            response = self.arrays.rms(self._moved(source, change, {}))
-            result.responses[edge] = self.arrays.ratio(
-                response, self.arrays.rms(change)
-            )
-            for j, weight in self._weights():
-                zero = {weight: self.arrays.zeros_like(self.values[weight])}
-                rest = self.arrays.rms(self._moved(source, change, zero))
-                edges = edge, Edge(self.operation.index, j)
-                result.through[edges] = rest < SUPPORT**0.5 * response
+            else:
+                self._measure_change(edge, source, change, result)
+
+    def _measure_change(
+        self, edge: Edge, source: Node, change: Any, result: Responses
+    ) -> None:
+        """The response |Δy|/|Δx|, and through which weights the change acts.
+
+        It acts through a weight if it has no effect while the weight is 0.
+        """
+        rms = self.arrays.rms
+        size = rms(self._moved(source, change, {}))
+        result.responses[edge] = self.arrays.ratio(size, rms(change))
+        for index, weight in self._weights():
+            zeros = self.arrays.zeros_like(self.values[weight])
+            without_weight = rms(self._moved(source, change, {weight: zeros}))
+            of_weight = Edge(self.operation.index, index)
+            is_through = without_weight < SUPPORT**0.5 * size
+            result.through[edge, of_weight] = is_through
 
     def _of_input(self, source: Node, x: Any) -> Any:
         """The result for another value of an input."""
         return self._one(self._with({source: x}))
 
     def _moved(self, source: Node, change: Any, others: Mapping[Node, Any]) -> Any:
-        """The change of the result when an input changes."""
-        moved = {source: self.values[source] + change}
-        return self._one(self._with({**moved, **others}) - self._with(others))
+        """The change of the result when an input changes, with `others` replaced."""
+        moved = {source: self.values[source] + change, **others}
+        return self._one(self._with(moved) - self._with(others))
 
     def _one(self, value: Any) -> Any:
         """One entry of the last axis if that does not grow with the width."""
-        is_axis = self.operation.is_narrow and value.ndim and value.shape[-1] > 1
-        return value[..., :1] if is_axis else value
+        if self.operation.is_narrow and value.ndim and value.shape[-1] > 1:
+            return value[..., :1]
+        return value
 
     def _is_reordered(self, source: Node) -> bool:
         """Whether the result has just the entries of its source."""
@@ -440,31 +460,30 @@ def with_narrow(
     `shapes` has the number of entries of the last axis of each operation, by its index,
     at each width.
     """
-    narrow = set(shapes[0].items())
+    fixed_sizes = set(shapes[0].items())
     for at_width in shapes[1:]:
-        narrow &= set(at_width.items())
-    indices = {index for index, _ in narrow}
-    return [
-        replace(
-            of_width,
-            operations=tuple(
-                replace(x, is_narrow=x.index in indices) for x in of_width.operations
-            ),
+        fixed_sizes &= set(at_width.items())
+    narrow = {index for index, _ in fixed_sizes}
+    results = []
+    for of_width in all_operations:
+        marked = tuple(
+            replace(operation, is_narrow=operation.index in narrow)
+            for operation in of_width.operations
         )
-        for of_width in all_operations
-    ]
+        results.append(replace(of_width, operations=marked))
+    return results
 
 
 def last_axes(
     operations: Operations, values: Mapping[Node, Any], arrays: Arrays
 ) -> dict[int, int]:
     """The number of entries of the last axis of each result."""
-    return {
-        x.index: values[operations.nodes[x.index]].shape[-1]
-        for x in operations.operations
-        if arrays.is_float(values[operations.nodes[x.index]])
-        and values[operations.nodes[x.index]].ndim
-    }
+    sizes = {}
+    for operation in operations.operations:
+        value = values[operations.nodes[operation.index]]
+        if arrays.is_float(value) and value.ndim:
+            sizes[operation.index] = value.shape[-1]
+    return sizes
 
 
 def _counted(operation: Operation, value: Any) -> Any:

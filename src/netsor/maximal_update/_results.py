@@ -85,21 +85,22 @@ class Evidence(NamedTuple):
 class Solved(NamedTuple):
     """A measurement, and what follows from it."""
 
-    found: Measurement
+    measurement: Measurement
     solution: Solution
 
 
 def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
+    before, after = first.measurement, last.measurement
     evidence = {}
-    for name in first.found.operations.graph.parameters:
-        std = first.found.stds.get(name)
+    for name in before.operations.graph.parameters:
+        std = before.stds.get(name)
         evidence[name] = Evidence(
             std=None if std is None else std.exponent,
-            written_before=_largest(first, first.found.exponents.written, name),
-            written=_largest(last, last.found.exponents.written, name),
-            update_before=_largest(first, first.found.exponents.updates, name),
-            update=_largest(last, last.found.exponents.updates, name),
+            written_before=_largest(first, before.exponents.written, name),
+            written=_largest(last, after.exponents.written, name),
+            update_before=_largest(first, before.exponents.updates, name),
+            update=_largest(last, after.exponents.updates, name),
         )
     return evidence
 
@@ -111,7 +112,7 @@ def _largest(
     multiply what it writes.
     """
     exponents = []
-    for operation in solved.found.operations.operations:
+    for operation in solved.measurement.operations.operations:
         for k, names in operation.weights.items():
             edge = Edge(operation.index, k)
             fit = fits.get(edge)
@@ -159,8 +160,12 @@ class Departure(NamedTuple):
 
 def _departures(path: str, what: str, power: Power) -> list[Departure]:
     """The departures that a power is: one of the width, one of the depth."""
-    powers = power._asdict().items()
-    return [Departure(path, what, each, axis) for axis, each in powers if each]
+    exponents = power._asdict().items()
+    return [
+        Departure(path, what, exponent, axis)
+        for axis, exponent in exponents
+        if exponent
+    ]
 
 
 @dataclass(frozen=True, eq=False)
@@ -196,8 +201,8 @@ class DerivedRule:
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
     # patterns of parameters that repeat from layer to layer
     repeated: frozenset[str] = frozenset()
-    # of the learning rates of the user's optimiser, which those of `rule` change
-    given: Mapping[str, float] = field(default_factory=dict)
+    # exponents of the learning rates of the user's optimiser, which `rule` changes
+    own_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -208,9 +213,9 @@ class DerivedRule:
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
         rule = self.rule.of(name)
-        if name not in self.given:
+        if name not in self.own_rates:
             return rule
-        lr = Power(self.given[name] + rule.lr.width + 0.0, rule.lr.depth)
+        lr = Power(self.own_rates[name] + rule.lr.width + 0.0, rule.lr.depth)
         decay = Power(-lr.width + 0.0, -lr.depth + 0.0)
         return replace(rule, lr=lr, weight_decay=decay)
 
@@ -221,14 +226,14 @@ class DerivedRule:
         """
         if not self.subject.make:
             return ()
-        found: list[Departure] = []
+        departures: list[Departure] = []
         for name, rule in self.rule.parameters.items():
-            found += _departures(name, "standard deviation", rule.std)
-            if self.given.get(name) is not None:
-                found += _departures(name, "learning rate", rule.lr)
+            departures += _departures(name, "standard deviation", rule.std)
+            if self.own_rates.get(name) is not None:
+                departures += _departures(name, "learning rate", rule.lr)
         for scale in self.scales:
-            found += _departures(scale.path, scale.what, scale.power)
-        return tuple(found)
+            departures += _departures(scale.path, scale.what, scale.power)
+        return tuple(departures)
 
     @property
     def scales(self) -> tuple[OutputScale, ...]:
@@ -293,27 +298,31 @@ class DerivedRule:
         coarse = self._coarse
         if len(coarse) == len(self.evidence):
             return [f"{measured}: undecided, all exponents have errors above {WIDEST}."]
-        updates = {k: x.update for k, x in self.evidence.items() if x.update}
-        worst = max(
-            (abs(update.value) for k, update in updates.items() if k not in coarse),
-            default=0.0,
-        )
-        which = "the other parameters" if coarse else "every parameter"
-        sentences = [
-            f"{measured}: under these exponents the update of {which} changes what it"
-            f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
-        ]
+        sentences = []
         if coarse:
             names = ", ".join(dict.fromkeys(map(layer_pattern_of, coarse)))
-            sentences.insert(
-                0, f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
+            sentences.append(
+                f"UNDECIDED, with errors of exponents above {WIDEST}: {names}."
             )
+        exponents = [
+            abs(evidence.update.value)
+            for name, evidence in self.evidence.items()
+            if evidence.update is not None and name not in coarse
+        ]
+        worst = max(exponents, default=0.0)
+        which = "the other parameters" if coarse else "every parameter"
+        sentences.append(
+            f"{measured}: under these exponents the update of {which} changes what it"
+            f" writes by order 1 (exponents of the width within ±{worst:.2f} of 0)."
+        )
         if self.with_unknown_eps:
             names = ", ".join(self.with_unknown_eps)
             sentences.append(
                 f"UNDETERMINED, and constant in this file: eps of {names}."
             )
-        return [*sentences, *(self.depth.verified if self.depth else ())]
+        if self.depth is not None:
+            sentences += self.depth.verified
+        return sentences
 
     def check(
         self,
@@ -430,36 +439,30 @@ class DerivedRule:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        parameters = {}
-        for name, evidence in self.evidence.items():
-            rule = self._full(name)
-            parameters[name] = {
-                **{field: getattr(rule, field)._asdict() for field in POWERS},
-                "may_start_smaller": rule.is_free,
-                "has_unknown_eps": rule.has_unknown_eps,
-                "rule": self.name_of(name),
-                "measured": {
-                    field: None if x is None else x.as_dict()
-                    for field, x in evidence._asdict().items()
-                },
-            }
         return {
             "module": self.module_name,
             "optimiser": self.subject.family.name,
             "widths": list(self.widths),
-            "parameters": parameters,
-            "scales": [
-                {
-                    "path": x.path,
-                    "part": None if x.part is None else list(x.part),
-                    "of": x.what,
-                    **x.power._asdict(),
-                }
-                for x in self.scales
-            ],
+            "parameters": {name: self._parameter_dict(name) for name in self.evidence},
+            "scales": [_scale_dict(scale) for scale in self.scales],
             "depth": None if self.depth is None else self.depth.to_dict(),
             "growing": list(self.growing),
             "departures": [departure._asdict() for departure in self.departures],
+        }
+
+    def _parameter_dict(self, name: str) -> dict[str, Any]:
+        """The rule and the evidence of a parameter, for JSON."""
+        rule = self._full(name)
+        measured = {
+            field: None if exponent is None else exponent.as_dict()
+            for field, exponent in self.evidence[name]._asdict().items()
+        }
+        return {
+            **{field: getattr(rule, field)._asdict() for field in POWERS},
+            "may_start_smaller": rule.is_free,
+            "has_unknown_eps": rule.has_unknown_eps,
+            "rule": self.name_of(name),
+            "measured": measured,
         }
 
     @property
@@ -555,29 +558,16 @@ class DerivedRule:
         return f"{subject}: nothing to change, all updates are maximal."
 
     def __str__(self) -> str:
-        heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
-        rows: list[tuple[str, ...]] = [heads]
-        for pattern, rule in self.parameters.items():
-            names = [
-                name
-                for name in self.evidence
-                if pattern in patterns_of(name) and self._full(name) == rule
-            ]
-            shown = self.evidence[names[0]]
-            update = f"{_interval(shown.update_before)} → {_interval(shown.update)}"
-            kind = self.name_of(names[0])
-            eps = UNKNOWN if rule.has_unknown_eps else _n(rule.eps)
-            row = (pattern, _n(rule.std), _n(rule.lr), eps, update)
-            rows.append((*row, kind + (", may start at 0" if rule.is_free else "")))
-        lines = [self.verdict, "", *_table(rows)]
+        lines = [self.verdict, "", *_table(self._rows())]
         scales = {
-            f"{_scaled(x)}{_part(x)}: times {_n(x.power)} ({x.what})"
-            for x in self.scales
+            f"{_scaled(scale)}{_part(scale)}: times {_n(scale.power)} ({scale.what})"
+            for scale in self.scales
         }
-        lines += ["", *sorted(scales)] if scales else []
-        for place in self.growing:
+        if scales:
+            lines += ["", *sorted(scales)]
+        for operation in self.growing:
             lines.append(
-                f"{place}: its change grows with the width, and no exponent removes"
+                f"{operation}: its change grows with the width, and no exponent removes"
                 " that: what it normalises has a size that does not grow"
             )
         if self.depth is not None:
@@ -590,6 +580,38 @@ class DerivedRule:
             explanation += EXPLANATION_OF_UNKNOWN
         lines += ["", f"{letters}. {explanation}"]
         return "\n".join(lines)
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        """The table of parameters, by patterns of their names."""
+        heads = ("parameter", "std", "lr", "eps", "its update, before → with the rule")
+        rows: list[tuple[str, ...]] = [heads]
+        for pattern, rule in self.parameters.items():
+            names = [
+                name
+                for name in self.evidence
+                if pattern in patterns_of(name) and self._full(name) == rule
+            ]
+            evidence = self.evidence[names[0]]
+            update = (
+                f"{_interval(evidence.update_before)} → {_interval(evidence.update)}"
+            )
+            comment = self.name_of(names[0])
+            if rule.is_free:
+                comment += ", may start at 0"
+            eps = UNKNOWN if rule.has_unknown_eps else _n(rule.eps)
+            powers = (_n(rule.std), _n(rule.lr), eps)
+            rows.append((pattern, *powers, update, comment))
+        return rows
+
+
+def _scale_dict(scale: OutputScale) -> dict[str, Any]:
+    """A factor of an output, for JSON."""
+    return {
+        "path": scale.path,
+        "part": None if scale.part is None else list(scale.part),
+        "of": scale.what,
+        **scale.power._asdict(),
+    }
 
 
 def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
@@ -607,20 +629,23 @@ def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows in columns."""
-    count = max(map(len, rows))
-    filled = [(*row, *[""] * (count - len(row))) for row in rows]
-    widths = [max(len(row[k]) for row in filled) for k in range(count)]
-    return [
-        "  ".join(f"{x:{w}}" for x, w in zip(row, widths, strict=True)).rstrip()
-        for row in filled
-    ]
+    """Rows in columns; short rows end early."""
+    columns = max(map(len, rows))
+    widths = [0] * columns
+    for row in rows:
+        for column, text in enumerate(row):
+            widths[column] = max(widths[column], len(text))
+    lines = []
+    for row in rows:
+        cells = [f"{text:{width}}" for text, width in zip(row, widths, strict=False)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
 
 
 def _n(power: Power) -> str:
     """Powers of the width n and the depth L, such as n^-1/2 or 1/n 1/L."""
-    words = [_power("n", power.width), _power("L", power.depth)]
-    return " ".join(word for word in words if word) or "1"
+    powers = [_power("n", power.width), _power("L", power.depth)]
+    return " ".join(text for text in powers if text) or "1"
 
 
 def _power(letter: str, exponent: float) -> str:
@@ -667,7 +692,10 @@ def _interval(exponent: Exponent | None) -> str:
     """A measured exponent with its interval."""
     if exponent is None:
         return "does not move"
-    value, low, high = (
-        round(x, 2) + 0.0 for x in (exponent.value, exponent.low, exponent.high)
-    )
-    return f"{value:+.2f} ({low:+.2f},{high:+.2f})"
+
+    def rounded(x: float) -> float:
+        """Two decimals; −0 becomes 0."""
+        return round(x, 2) + 0.0
+
+    low, high = rounded(exponent.low), rounded(exponent.high)
+    return f"{rounded(exponent.value):+.2f} ({low:+.2f},{high:+.2f})"

@@ -103,11 +103,13 @@ class ScalingRule:
         placed = []
         for scale in self.scales:
             if scale.parameters:
-                of_scale = tuple(x for y in scale.parameters for x in matches(y, names))
-                placed.append(replace(scale, parameters=of_scale))
-                continue
-            of_network = matches(scale.path, paths)
-            placed += [replace(scale, path=path) for path in of_network]
+                parameters: list[str] = []
+                for pattern in scale.parameters:
+                    parameters += matches(pattern, names)
+                placed.append(replace(scale, parameters=tuple(parameters)))
+            else:
+                for path in matches(scale.path, paths):
+                    placed.append(replace(scale, path=path))
         return tuple(placed)
 
     def by_pattern(self) -> ScalingRule:
@@ -115,15 +117,18 @@ class ScalingRule:
         layer.
         """
         scales = {}
-        for x in self.scales:
-            names = tuple(dict.fromkeys(map(layer_pattern_of, x.parameters)))
-            each = replace(x, path=layer_pattern_of(x.path), parameters=names)
-            scales[(each.path, each.part)] = each
+        for scale in self.scales:
+            patterns = dict.fromkeys(map(layer_pattern_of, scale.parameters))
+            path = layer_pattern_of(scale.path)
+            of_layers = replace(scale, path=path, parameters=tuple(patterns))
+            scales[path, scale.part] = of_layers
         parameters: dict[str, ParameterRule] = {}
-        for pattern, of_pattern in groups_of(self.parameters).items():
-            rules = {name: self.parameters[name] for name in of_pattern}
-            is_alike = len(set(rules.values())) == 1
-            parameters.update({pattern: rules[of_pattern[0]]} if is_alike else rules)
+        for pattern, names in groups_of(self.parameters).items():
+            rules = {name: self.parameters[name] for name in names}
+            if len(set(rules.values())) == 1:
+                parameters[pattern] = rules[names[0]]
+            else:
+                parameters |= rules
         return ScalingRule(parameters, tuple(scales.values()))
 
 
@@ -136,21 +141,24 @@ def collapsed(
     rule in any case, the most common one of their layers, so that networks with more
     layers have it too; layers with another rule have it by name.
     """
-    by_pattern: dict[str, Counter[ParameterRule]] = {}
+    rules_of_pattern: dict[str, Counter[ParameterRule]] = {}
     for name, rule in rules.items():
         for pattern in patterns_of(name):
-            by_pattern.setdefault(pattern, Counter())[rule] += 1
-    patterns: dict[str, ParameterRule] = {}
+            rules_of_pattern.setdefault(pattern, Counter())[rule] += 1
+    result: dict[str, ParameterRule] = {}
     for name, rule in rules.items():
-        alike = [x for x in patterns_of(name) if len(by_pattern[x]) == 1]
+        most_general = name
+        for pattern in patterns_of(name):  # from the name to all numbers
+            if len(rules_of_pattern[pattern]) == 1:
+                most_general = pattern
         layers = layer_pattern_of(name)
-        if layers in repeated and alike == [name]:
-            ((common, _),) = by_pattern[layers].most_common(1)
-            patterns.setdefault(layers, common)
-            if rule == common:
+        if layers in repeated and most_general == name != layers:
+            ((most_common, _),) = rules_of_pattern[layers].most_common(1)
+            result.setdefault(layers, most_common)
+            if rule == most_common:
                 continue
-        patterns.setdefault(alike[-1] if alike else name, rule)
-    return patterns
+        result.setdefault(most_general, rule)
+    return result
 
 
 def patterns_of(name: str) -> tuple[str, str, str]:

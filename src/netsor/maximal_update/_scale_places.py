@@ -17,30 +17,30 @@ def place_of_scale(
     the parameters that write one of its factors.
     """
     by_index = {x.index: x for x in operations.operations}
-    after = _module_after(operations, by_index[index])
-    if after is not None:
-        return Place(after, None)
     operation = by_index[index]
+    path_after = _module_after(operations, operation)
+    if path_after is not None:
+        return Place(path_after, None)
     if operation.source is not None:
         operation = by_index[operation.source]
-    for k in operation.inputs:
-        mark = _module_before(by_index, k)
-        if mark is not None:
-            part = operations.graph.part_of(
-                operations.nodes[mark], operations.nodes[k], values, axis=-1
-            )
-            return Place(by_index[mark].path, part)
-    for k in operation.inputs:
-        names = writers_of(by_index, k)
+    graph, nodes = operations.graph, operations.nodes
+    for input_index in operation.inputs:
+        output = _module_before(by_index, input_index)
+        if output is not None:
+            target = nodes[input_index]
+            part = graph.part_of(nodes[output], target, values, axis=-1)
+            return Place(by_index[output].path, part)
+    for input_index in operation.inputs:
+        names = writers_of(by_index, input_index)
         if names:
-            nodes = operations.graph.placeholders()
-            node = next(x for x, name in nodes.items() if name == names[0])
-            part = operations.graph.part_of(node, operations.nodes[k], values, axis=0)
+            by_name = {name: node for node, name in graph.placeholders().items()}
+            target = nodes[input_index]
+            part = graph.part_of(by_name[names[0]], target, values, axis=0)
             return Place(names[0], part, names)
-    name = operations.graph.name_of(operations.nodes[index])
     raise UnsupportedError(
-        f"the result of {name} needs a factor, and no submodule or parameter makes it"
-        " or one of its factors: write the factor into the forward pass"
+        f"the result of {graph.name_of(nodes[index])} needs a factor, and no submodule"
+        " or parameter makes it or one of its factors: write the factor into the"
+        " forward pass"
     )
 
 

@@ -72,9 +72,8 @@ def simplest(fit: Fit | None, denominator: int = 4) -> float:
     if fit is None:
         return NOTHING
     value, _, low, high = fit.exponent
-    if abs(value) < MOST_NOISE and min(low, value - NEAR) <= 0 <= max(
-        high, value + NEAR
-    ):
+    lowest, highest = min(low, value - NEAR), max(high, value + NEAR)
+    if abs(value) < MOST_NOISE and lowest <= 0 <= highest:
         return 0.0
     return round(value * denominator) / denominator
 
@@ -154,31 +153,35 @@ class Solver:
         after = []
         for reader in self._readers[operation.index]:
             edge = Edge(reader.index, operation.index)
+            response = self._response(edge)
             if any(moving == edge for moving, _ in self.exponents.products):
                 after.append(0.0)
             elif not reader.contracts:
                 after.append(before)
-            elif self._response(edge) > NOTHING:  # not of queries that start from 0
+            elif response > NOTHING:  # not of queries that start from 0
                 # too large products of activations get a scale of their own
-                rest = self._response(edge) + self._scaling_after(reader)
-                after.append(min(before + rest, 0.0))
+                total = before + response + self._scaling_after(reader)
+                after.append(min(total, 0.0))
         return after
 
     def _follow(self, operation: Operation) -> None:
-        """c of a result, and the standard deviations of its weights."""
+        """c of a result, and the standard deviations of its weights.
+
+        c is the largest of c + r over the inputs, and of the exponents of updates.
+        """
         change = NOTHING
         weights = dict(self._weights_by_input(operation))
-        for k in operation.moving:
-            incoming = self.solution.change.get(k, NOTHING)
-            incoming += self._response(Edge(operation.index, k))
-            weight = weights.get(k)
-            if weight is not None and incoming > NOTHING:
-                incoming = self._with_std(operation, weight, incoming)
-            change = max(change, incoming)
-        acting = set(weights.values())
-        for k in operation.weights:
-            edge = Edge(operation.index, k)
-            if edge not in acting:
+        for index in operation.moving:
+            of_input = self.solution.change.get(index, NOTHING)
+            of_input += self._response(Edge(operation.index, index))
+            weight = weights.get(index)
+            if weight is not None and of_input > NOTHING:
+                of_input = self._with_std(operation, weight, of_input)
+            change = max(change, of_input)
+        edges_of_products = set(weights.values())
+        for index in operation.weights:
+            edge = Edge(operation.index, index)
+            if edge not in edges_of_products:
                 self._std_of_written(operation, edge)
             if self.exponents.updates.get(edge) is not None:
                 change = max(change, -self._scaling_after(operation))
@@ -198,14 +201,13 @@ class Solver:
         `incoming` is c before.
         """
         names = operation.weights[weight.input] & set(self.random)
-        excess = incoming + self._scaling_after(operation)
         if not names:
             return incoming
-        needed = -excess
+        needed = -(incoming + self._scaling_after(operation))
         # few outputs: smaller at first than it is to become
-        is_readout = simplest(self.exponents.written[weight]) < self._response(
-            Edge(operation.index, self._input_of(weight))
-        )
+        moving = Edge(operation.index, self._input_of(weight))
+        written = simplest(self.exponents.written[weight])
+        is_readout = written < self._response(moving)
         if is_readout:
             self.solution.free |= names
             needed = min(needed, 0.0)
@@ -251,14 +253,15 @@ class Solver:
 
     def _rates(self, operation: Operation) -> None:
         """The learning rates for which updates change the result by order 1."""
-        for k, names in operation.weights.items():
-            update = self.exponents.updates.get(Edge(operation.index, k))
+        for index, names in operation.weights.items():
+            edge = Edge(operation.index, index)
+            update = self.exponents.updates.get(edge)
             if update is None:
                 continue
             after = self._scaling_after(operation)
-            self.solution.after[Edge(operation.index, k)] = after
-            scaled = simplest(update, denominator=2) + after
-            scaled += self.solution.scales.get(operation.index, 0.0)
+            self.solution.after[edge] = after
+            scale = self.solution.scales.get(operation.index, 0.0)
+            total = simplest(update, denominator=2) + after + scale
             for name in names:
                 rate = self.solution.lr.get(name, float("inf"))
-                self.solution.lr[name] = min(rate, -halves(scaled))
+                self.solution.lr[name] = min(rate, -halves(total))

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .._validate import ArgumentError, Shape
 from ._coordinate_check import Trained
@@ -40,6 +40,16 @@ class Family(Protocol):
     @property
     def is_sphere(self) -> bool:
         """Whether matrices keep their norm."""
+
+
+class TrainingRun(NamedTuple):
+    """One real training of a few steps, whose last loss a sweep looks at."""
+
+    width: int
+    lr: float
+    draw: int  # the number of its initialisation
+    factors: Sequence[float]  # of the learning rate, at each step
+    clip_norm: float | None  # the norm that gradients have at most
 
 
 @dataclass(frozen=True)
@@ -89,13 +99,15 @@ class Subject(ABC):
         """
         if not self.family.is_mixed:
             return {}
-        shapes, larger = self.shapes(width, depth), self.shapes(2 * width, depth)
-        found: Matrices = {}
+        shapes = self.shapes(width, depth)
+        wider_shapes = self.shapes(2 * width, depth)
+        matrices: Matrices = {}
         for name, shape in shapes.items():
-            pairs = zip(shape, larger[name], strict=True)
-            if len(shape) == 2 and all(new > old for old, new in pairs):
-                found[name] = self._split(name, shape[0], width)
-        return found
+            sizes = zip(shape, wider_shapes[name], strict=True)
+            both_grow = all(wider > size for size, wider in sizes)
+            if len(shape) == 2 and both_grow:
+                matrices[name] = self._split(name, shape[0], width)
+        return matrices
 
     def matrices_of_size(self, width: int, depth: int | None = None) -> Matrices:
         """The same, by default for the smallest depth."""

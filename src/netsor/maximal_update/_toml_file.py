@@ -28,7 +28,18 @@ HEADING = (
 
 def toml_of(content: FileContent) -> str:
     """The text of a TOML file."""
-    reference = content.reference
+    lines = _heading_lines(content)
+    for pattern, rule in content.parameters.items():
+        lines += ["", f"[parameters.{_text(pattern)}]"]
+        for name in POWERS:
+            lines += _power_lines(f"{name}.", getattr(rule, name))
+    for scale in ScalingRule({}, tuple(content.scales)).by_pattern().scales:
+        lines += ["", *_scale_lines(scale)]
+    return "\n".join(lines) + "\n"
+
+
+def _heading_lines(content: FileContent) -> list[str]:
+    """What a file says about the network, before its rules."""
     lines = [
         HEADING,
         *(f"# {line}" for line in wrapped(content.verified)),
@@ -42,28 +53,31 @@ def toml_of(content: FileContent) -> str:
     if content.matrices:
         names = ", ".join(map(_text, content.matrices))
         lines.append(f"matrices = [{names}]  # with an optimiser of their own")
-    lines += [
+    reference = content.reference
+    return [
+        *lines,
         "",
         "[width]  # is the size of this axis over the ratio",
         f"parameter = {_text(reference.name)}",
         f"axis = {reference.axis}",
         f"ratio = {float(reference.ratio)!r}",
     ]
-    for pattern, rule in content.parameters.items():
-        lines += ["", f"[parameters.{_text(pattern)}]"]
-        for name in POWERS:
-            lines += _power_lines(f"{name}.", getattr(rule, name))
-    for scale in ScalingRule({}, tuple(content.scales)).by_pattern().scales:
-        paths = scale.parameters or (scale.path,)
-        lines += ["", "[[scales]]", f"of = {_text(scale.what)}"]
-        lines += [f"paths = [{', '.join(map(_text, paths))}]"]
-        lines.append(f"is_parameter = {'true' if scale.parameters else 'false'}")
-        if scale.part is not None:
-            lines.append(f"part = [{scale.part.start!r}, {scale.part.stop!r}]")
-            if scale.part.axis:
-                lines.append(f"axis = {scale.part.axis}")
-        lines += _power_lines("", scale.power)
-    return "\n".join(lines) + "\n"
+
+
+def _scale_lines(scale: OutputScale) -> list[str]:
+    """The table of a factor of an output."""
+    paths = ", ".join(map(_text, scale.parameters or (scale.path,)))
+    lines = [
+        "[[scales]]",
+        f"of = {_text(scale.what)}",
+        f"paths = [{paths}]",
+        f"is_parameter = {'true' if scale.parameters else 'false'}",
+    ]
+    if scale.part is not None:
+        lines.append(f"part = [{scale.part.start!r}, {scale.part.stop!r}]")
+        if scale.part.axis:
+            lines.append(f"axis = {scale.part.axis}")
+    return lines + _power_lines("", scale.power)
 
 
 def _text(text: str) -> str:
@@ -73,7 +87,8 @@ def _text(text: str) -> str:
 
 def _power_lines(prefix: str, power: Power) -> list[str]:
     """The exponents of a power that are not 0."""
-    return [f"{prefix}{k} = {float(x)!r}" for k, x in power._asdict().items() if x]
+    exponents = power._asdict().items()
+    return [f"{prefix}{size} = {float(x)!r}" for size, x in exponents if x]
 
 
 def content_of_file(path: Path) -> FileContent:
@@ -104,21 +119,24 @@ def _content(tables: dict[str, Any]) -> FileContent:
         raise ValueError(f"module={shown(module)} must be the name of a function")
     if not isinstance(optimiser, str) or not optimiser.isidentifier():
         raise ValueError(f"optimiser={shown(optimiser)} must be the name of one")
+    layer_pattern = base_depth = None
+    if "base_depth" in tables:
+        layer_pattern = _name(tables["layer"], "layer")
+        base_depth = _size(tables["base_depth"], "base_depth")
     rules = _table(tables["parameters"], "parameters")
-    base_depth = tables.get("base_depth")
+    scales = _list(tables.get("scales", []), "scales")
+    matrices = _list(tables.get("matrices", []), "matrices")
     return FileContent(
         module=module,
         optimiser=optimiser,
         parameters={name: _rule(name, rule) for name, rule in rules.items()},
-        scales=[_scale(x) for x in _list(tables.get("scales", []), "scales")],
+        scales=[_scale(scale) for scale in scales],
         reference=_reference(_table(tables["width"], "width")),
-        depth_pattern=None if base_depth is None else _name(tables["layer"], "layer"),
+        depth_pattern=layer_pattern,
         verified=[],
         base_width=_size(tables["base_width"], "base_width"),
-        base_depth=None if base_depth is None else _size(base_depth, "base_depth"),
-        matrices=[
-            _name(x, "matrices") for x in _list(tables.get("matrices", []), "matrices")
-        ],
+        base_depth=base_depth,
+        matrices=[_name(pattern, "matrices") for pattern in matrices],
     )
 
 

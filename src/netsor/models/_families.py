@@ -120,10 +120,11 @@ def _pair(config: Config, field: str, default: int) -> tuple[int, int]:
     """Height and width in a field that holds one number for both, or a pair."""
     size = config.take(field, default)
     sides = size if isinstance(size, list | tuple) else (size, size)
-    are_whole = all(isinstance(side, int) and side >= 1 for side in sides)
-    if len(sides) != 2 or not are_whole:
+    are_positive = all(isinstance(side, int) and side >= 1 for side in sides)
+    if len(sides) != 2 or not are_positive:
         config.refuse(field, size, "a whole number, or two")
-    return sides[0], sides[1]
+    height, width = sides
+    return height, width
 
 
 @family("gpt2")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._array_api import array_namespace, eigenvectors
+from .._array_api import symmetric_root
 from .._validate import LARGEST, as_floats, one_of, scale, whole
 from ..functions.activations import Function
 from ..language import (
@@ -73,19 +73,6 @@ def root(gram: Scalar) -> Scalar:
     """
     f = Function("root", symmetric_root, bounded=False, lipschitz=False)
     return applied(f, (gram,), gram.shape, axes=2)
-
-
-def symmetric_root(gram: Any) -> Any:
-    """The symmetric square root of positive semidefinite arrays (…, k, k).
-
-    Eigenvalues at the level of rounding count as 0.
-    """
-    xp = array_namespace(gram)
-    values, vectors = eigenvectors(gram)
-    largest = xp.max(xp.abs(values), axis=-1, keepdims=True)
-    rounding = 4e-16 * gram.shape[-1] * largest
-    roots = xp.sqrt(xp.where(values > rounding, values, 0.0))
-    return (vectors * roots[..., None, :]) @ xp.matrix_transpose(vectors)
 
 
 class Embedding:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ..report._mpl_style import rendered, styled
+from ..report._mpl_style import COLUMN, rendered, styled
 from ..studies import Request, Result
 
 KINDS = ("pdf", "png", "svg")
@@ -28,6 +28,13 @@ def drawn(draw: Callable[..., Any], *args: Any) -> dict[str, bytes]:
     with styled():
         files = rendered(draw(*args), *KINDS)
     return dict(zip(KINDS, files, strict=True))
+
+
+def new_wide(height: float) -> Any:
+    """A figure of the width of two columns."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(2 * COLUMN, height), layout="constrained")
 
 
 class FigureResult(Result):

@@ -708,6 +708,19 @@ class InfiniteHeads:
         process = self.updated(data)
         mean = process.mean[:, rows]
         cov = process.cov[:, rows[:, None], rows]
+        error = self._relative_error(process, data, rows, np.diagonal(cov[0]))
+        return mean, cov, error
+
+    def _relative_error(
+        self, process: UpdatedProcess, data: Observations, rows: Ints, var: Array
+    ) -> float:
+        """The largest error of `given`, from the spread of the kernel over draws.
+
+        `var` are the variances at the examples, (rows,). An error dK of the kernel
+        changes the mean by r^T dK α and the variances by r^T dK r, where α are the
+        residuals of the observations and r those of the examples, as weights of all
+        examples.
+        """
         root = process.root[0]
         kernel_with_rows = process.kernel[data.entries][:, rows]
         half = scipy.linalg.solve_triangular(root, kernel_with_rows, lower=True)
@@ -723,13 +736,12 @@ class InfiniteHeads:
             mean_slopes.append(residual @ (of_data.T @ alpha))
             var_slopes.append(np.sum(residual**2, axis=1))
 
-        var = np.diagonal(cov[0])
         is_random = var > 0
         var = var[is_random]
         mean_error = np.std(mean_slopes, axis=0)[is_random] / np.sqrt(var)
         var_error = np.std(var_slopes, axis=0)[is_random] / var
         largest = float(max([*mean_error, *var_error, 0.0]))
-        return mean, cov, largest / math.sqrt(self.draws)
+        return largest / math.sqrt(self.draws)
 
     def evidence(self, data: Observations) -> Estimate:
         """The log density of data, with the error from the finite number of draws."""

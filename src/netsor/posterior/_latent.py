@@ -166,19 +166,23 @@ def matched(small: Latent, large: Latent) -> Ints | None:
     the positions 4, 5, 7 and 8 in `large` if that draw is (2, 3), at 4, …, 9.
     """
     step_of_key = {(step.kind, step.params["key"]): step for step in large.positions}
-    positions = [np.zeros(0, dtype=np.intp)]
+    all_positions = np.arange(large.size)
+    matches = [np.zeros(0, dtype=np.intp)]
     for step in small.positions:
         shape = small.shape(step)
-        larger = step_of_key.get((step.kind, step.params["key"]))
-        if larger is None or len(large.shape(larger)) != len(shape):
+        large_step = step_of_key.get((step.kind, step.params["key"]))
+        if large_step is None:
             return None
-        all_positions = np.arange(large.size)[large.positions[larger]]
-        corner = tuple(slice(length) for length in shape)
-        positions_of_step = all_positions.reshape(large.shape(larger))[corner]
-        if positions_of_step.shape != shape:  # the other draw is smaller
+        large_shape = large.shape(large_step)
+        if len(large_shape) != len(shape):
             return None
-        positions.append(positions_of_step.ravel())
-    return np.concatenate(positions)
+        of_large_step = all_positions[large.positions[large_step]].reshape(large_shape)
+        first_entries = tuple([slice(length) for length in shape])
+        positions = of_large_step[first_entries]
+        if positions.shape != shape:  # the other draw is smaller
+            return None
+        matches.append(positions.ravel())
+    return np.concatenate(matches)
 
 
 # Rounding errors of equal functions are far below this relative difference, differences
@@ -200,11 +204,14 @@ def embedding(small: Latent, large: Latent) -> Ints | None:
     with one_blas_thread():
         mean, columns = small.given(z[:, positions])
         all_means, all_columns = large.given(z)
-    count = small.entries
-    first_columns = all_columns[:, :count]
+    first_outputs = slice(small.entries)
+    mean_in_large = all_means[:, first_outputs]
+    columns_in_large = all_columns[:, first_outputs]
     cov = columns @ np.swapaxes(columns, 1, 2)
-    cov_in_large = first_columns @ np.swapaxes(first_columns, 1, 2)
-    std = np.sqrt(np.diagonal(cov, axis1=1, axis2=2).max())
-    same_mean = np.abs(all_means[:, :count] - mean).max() < SAME_RTOL * std
+    cov_in_large = columns_in_large @ np.swapaxes(columns_in_large, 1, 2)
+
+    largest_variance = np.diagonal(cov, axis1=1, axis2=2).max()
+    std = np.sqrt(largest_variance)
+    same_mean = np.abs(mean_in_large - mean).max() < SAME_RTOL * std
     same_cov = np.abs(cov_in_large - cov).max() < SAME_RTOL * std**2
     return positions if same_mean and same_cov else None

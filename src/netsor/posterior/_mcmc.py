@@ -103,21 +103,13 @@ def reference(z: Array) -> Reference:
     # narrow, and slow chains down.
     distinct = len(np.unique(z[:, 0]))  # repeated particles add no information
     mean = z.mean(axis=0)
-    std = z.std(axis=0)
-    standardised = (z - mean) / np.where(std > 0, std, 1.0)
-    correlation = standardised.T @ standardised
-    np.abs(correlation, out=correlation)  # in place: it may be the largest array
-    correlation /= len(z)
-    np.fill_diagonal(correlation, 0.0)
-    # the standard error of √½ (std² − 1) is that of the mean, 1/√particles
-    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
-    difference = np.maximum(difference, correlation.max(axis=1))
-    in_errors = math.sqrt(distinct) * difference
+    in_errors = math.sqrt(distinct) * _difference_from_prior(z, mean)
     clearest_first = np.argsort(-in_errors, kind="stable")
     candidates = clearest_first[: distinct // PARTICLES_PER_COORDINATE]
     coordinates = np.sort(candidates[in_errors[candidates] > SIGNIFICANT])
     if not len(coordinates):
         return PRIOR
+
     cov = np.atleast_2d(np.cov(z[:, coordinates].T))
     cov[np.diag_indices(len(coordinates))] *= 1 + JITTER
     try:
@@ -127,6 +119,22 @@ def reference(z: Array) -> Reference:
     return Reference(
         coordinates, mean[coordinates], np.asarray(lower, dtype=np.float64)
     )
+
+
+def _difference_from_prior(z: Array, mean: Array) -> Array:
+    """How far particles z (particles, size) are from N(0, I), for each coordinate.
+
+    It is the largest of |mean|, √½ |variance − 1| and the correlations with other
+    coordinates, which all have the standard error 1/√particles.
+    """
+    std = z.std(axis=0)
+    standardised = (z - mean) / np.where(std > 0, std, 1.0)
+    correlation = standardised.T @ standardised
+    np.abs(correlation, out=correlation)  # in place: it may be the largest array
+    correlation /= len(z)
+    np.fill_diagonal(correlation, 0.0)
+    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
+    return np.asarray(np.maximum(difference, correlation.max(axis=1)))
 
 
 def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
@@ -158,15 +166,8 @@ def advance_chains(
         log_target = power * height
         return np.asarray(log_target - around.log_student(w) + log_prior)
 
-    # the ellipse of each chain
     start = around.standardised(chains.z)
-    other_axis = rng.standard_normal(z.shape)
-    if len(around.coordinates):
-        # Student's t is a Gaussian of random scale: this is the scale given the start
-        scale = FREEDOM + around.square(start)
-        scale = scale / rng.chisquare(around.degrees, count)
-        other_axis[:, around.coordinates] *= np.sqrt(scale)[:, None]
-
+    other_axis = _other_axis(start, around, rng)
     # the height that an accepted point exceeds: as in slice sampling
     level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
@@ -202,6 +203,20 @@ def advance_chains(
         "the likelihood has a jump, or is so steep that rounding hides it; give more"
         " noise",
     )
+
+
+def _other_axis(start: Array, around: Reference, rng: Generator) -> Array:
+    """The second axis of the ellipse of each chain, (chains, size).
+
+    It is a draw of the reference; `start` are the chains in its coordinates.
+    """
+    axis = rng.standard_normal(start.shape)
+    if len(around.coordinates):
+        # Student's t is a Gaussian of random scale: this is the scale given the start
+        scale = FREEDOM + around.square(start)
+        scale = scale / rng.chisquare(around.degrees, len(start))
+        axis[:, around.coordinates] *= np.sqrt(scale)[:, None]
+    return axis
 
 
 # Tempering: particles of the laws N(z; 0, I) L(z)^β, from the prior, β = 0, to the
@@ -326,17 +341,19 @@ def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
     the points (u + 0)/k, …, (u + k − 1)/k; each picks the particle in whose share of
     the cumulative weights it lies.
     """
-    count = len(chains.z) // runs
+    count = len(chains.z) // runs  # particles of a run
     log_weight = step * chains.height.reshape(runs, count)
-    share_ends = np.cumsum(scipy.special.softmax(log_weight, axis=1), axis=1)
+    shares = scipy.special.softmax(log_weight, axis=1)
+    share_ends = np.cumsum(shares, axis=1)
     points = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
-    chosen_by_run = []
+    particles = []
     for run in range(runs):
-        in_run = np.searchsorted(share_ends[run], points[run])
-        in_run = np.minimum(in_run, count - 1)  # the last share may end below 1
-        chosen_by_run.append(run * count + in_run)
-    chosen = np.concatenate(chosen_by_run)
-    return Chains(chains.z[chosen], chains.height[chosen], chains.evaluations)
+        number_in_run = np.searchsorted(share_ends[run], points[run])
+        # the last share may end below 1
+        number_in_run = np.minimum(number_in_run, count - 1)
+        particles.append(run * count + number_in_run)
+    picked = np.concatenate(particles)
+    return Chains(chains.z[picked], chains.height[picked], chains.evaluations)
 
 
 class LogMean(NamedTuple):
@@ -362,20 +379,27 @@ def mean_of_logs(logs: Array) -> LogMean:
 
 
 def r_hat(draws: Array) -> Array:
-    """R-hat of each quantity, (quantities,).
+    """R-hat of each quantity, (quantities,), from draws (chains, length, quantities).
 
     It is the larger of that of the ranks and that of the ranks of distances to the
     median.
     """
-    ratios = []
-    for values in (draws, np.abs(draws - np.median(draws, axis=(0, 1)))):
-        scores, within, between = _normal_scores(values)
-        length = scores.shape[1]
-        with np.errstate(divide="ignore", invalid="ignore"):
-            ratio = np.sqrt(1 - 1 / length + between / within)
-        of_constant_chains = np.where(between > 0, np.inf, 1.0)
-        ratios.append(np.where(within > 0, ratio, of_constant_chains))
-    return np.maximum(*ratios)
+    distances = np.abs(draws - np.median(draws, axis=(0, 1)))
+    return np.maximum(_r_hat_of_ranks(draws), _r_hat_of_ranks(distances))
+
+
+def _r_hat_of_ranks(draws: Array) -> Array:
+    """√(1 − 1/length + between/within) of the normal scores of draws, (quantities,).
+
+    Chains that are constant have no variance within: R-hat is then 1 if they agree, and
+    infinite if they do not.
+    """
+    scores, within, between = _normal_scores(draws)
+    length = scores.shape[1]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.sqrt(1 - 1 / length + between / within)
+    of_constant_chains = np.where(between > 0, np.inf, 1.0)
+    return np.where(within > 0, ratio, of_constant_chains)
 
 
 def _lagged_products(scores: Array) -> Array:
@@ -410,15 +434,20 @@ def effective(draws: Array) -> Array:
     scores, within, between = _normal_scores(draws)
     chains, length, _ = scores.shape
     total = chains * length
+
+    # ρ at each lag, (lags, quantities), from all chains
     autocovariance = _lagged_products(scores).mean(axis=0) / length
     variance = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
         variogram = within - autocovariance * length / (length - 1)
         rho = np.where(variance > 0, 1 - variogram / variance, 0.0)
     rho[0] = 1.0
+
+    # ρ_2t + ρ_2t+1, (pairs of lags, quantities)
     even_length = length - length % 2
     pairs = rho[:even_length].reshape(length // 2, 2, -1)
     pair_sums = _falling_and_positive(pairs.sum(axis=1))
+
     # anticorrelated draws are worth more than independent ones; at most this many times
     most = np.log10(max(total, 10))
     correlation_time = np.maximum(-1 + 2 * pair_sums.sum(axis=0), 1 / most)
@@ -439,11 +468,11 @@ def _normal_scores(draws: Array) -> NormalScores:
     Scores always have a mean and a variance. Each chain is split in two halves: a chain
     that drifts disagrees with itself.
     """
-    length = draws.shape[1]
+    length, quantities = draws.shape[1:]
     half = length // 2
     halves = np.concatenate([draws[:, :half], draws[:, length - half :]])
     count = halves.shape[0] * half
-    flat_ranks = scipy.stats.rankdata(halves.reshape(count, draws.shape[-1]), axis=0)
+    flat_ranks = scipy.stats.rankdata(halves.reshape(count, quantities), axis=0)
     ranks = flat_ranks.reshape(halves.shape)
     # Blom's approximation of the expected normal of each rank
     scores = np.asarray(scipy.special.ndtri((ranks - 0.375) / (count + 0.25)))

@@ -148,7 +148,7 @@ def extrapolated(blocks: Array, widths: Sequence[int]) -> Extrapolated:
 def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
     """How the differences between neighbouring widths change.
 
-    `mean`, (widths,), are the means of a number at all widths, and `cov`, (widths,
+    `mean`, (widths,), are the means of a number S at all widths, and `cov`, (widths,
     widths), the covariance of their noise.
     """
 
@@ -167,14 +167,13 @@ def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
     exponent_error = math.nan
     last = difference[-1]
     before_last = difference[-2]
-    if is_significant[-1] and is_significant[-2]:
-        ratio = last / before_last
-        if ratio > 0:
-            exponent = math.log2(ratio)
-            relative_errors = (error[-1] / last, error[-2] / before_last)
-            exponent_error = math.hypot(*relative_errors) / math.log(2)
+    if is_significant[-1] and is_significant[-2] and last / before_last > 0:
+        exponent = math.log2(last / before_last)
+        relative_errors = (error[-1] / last, error[-2] / before_last)
+        exponent_error = math.hypot(*relative_errors) / math.log(2)
 
-    if math.isnan(exponent):  # does the last difference exceed the one before?
+    if math.isnan(exponent):
+        # does the size of the last difference exceed that of the one before?
         excess = np.sign(last) * steps[-1] - np.sign(before_last) * steps[-2]
         may_rise = excess @ mean > SIGNIFICANT * noise(excess)
     else:
@@ -206,7 +205,6 @@ def _posterior_limit(
     n = np.asarray(widths, dtype=float)
     # numbers are relative to the mean at the largest width, here and below
     off = mean - mean[-1]
-
     cov = _inflated(cov, count, rounding)
 
     # the sizes of the prior: multiples of the change over the widths, or of its noise
@@ -216,32 +214,55 @@ def _posterior_limit(
     change = np.abs(off).max()
     size = SIZES * max(change, noise_of_steps)
 
-    # the posterior of a, given a power and a size of the prior: (powers, sizes)
-    total = cov + _prior_covs(n, size)  # (powers, sizes, n, n)
-    inverse = np.linalg.inv(total)
-    precision = inverse.sum(axis=(2, 3))
-    value = inverse.sum(axis=2) @ off / precision
-
-    # their evidence; p: powers, s: sizes, i and j: widths
-    residual = off - value[..., None]
-    misfit = np.einsum("psi,psij,psj->ps", residual, inverse, residual)
-    log_prior = np.log([*POWERS.values()])[:, None]
-    log_determinant = np.linalg.slogdet(total)[1]
-    log_volume = (log_determinant + np.log(precision)) / 2
-    # a Student likelihood, because the noise is estimated too
-    log_student = (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
-    log_evidence = log_prior - log_volume - log_student
-    weight = np.exp(log_evidence - log_evidence.max())
-    weight /= weight.sum()
-
-    limit = float(np.sum(weight * value))
-    variance = 1 / precision + (value - limit) ** 2
+    total = cov + _prior_covs(n, size)
+    posterior = _posteriors(off, total)
+    weight = _evidence(posterior, off, total, count)
+    limit = float(np.sum(weight * posterior.value))
+    variance = 1 / posterior.precision + (posterior.value - limit) ** 2
     deviation = math.sqrt(np.sum(weight * variance))
     degrees_of_freedom = count - len(n) + 1
     return Limit(
         value=float(mean[-1]) + limit,
         error=student(degrees_of_freedom, 2.0) * deviation + rounding,
     )
+
+
+class _Posteriors(NamedTuple):
+    """The normal posterior of a for each power and size of the prior."""
+
+    value: Array  # (powers, sizes): the means
+    precision: Array  # (powers, sizes): 1 over the variances
+    inverse: Array  # (powers, sizes, widths, widths): of the covariances of the means
+
+
+def _posteriors(off: Array, total: Array) -> _Posteriors:
+    """The posteriors of a, given off = a + N(0, total) with a flat prior of a.
+
+    off: (widths,), total: (powers, sizes, widths, widths).
+    """
+    inverse = np.linalg.inv(total)
+    precision = inverse.sum(axis=(2, 3))
+    value = inverse.sum(axis=2) @ off / precision
+    return _Posteriors(value, precision, np.asarray(inverse, dtype=np.float64))
+
+
+def _evidence(posterior: _Posteriors, off: Array, total: Array, count: int) -> Array:
+    """The weight of each power and size of the prior, (powers, sizes), of sum 1.
+
+    The likelihood is Student's, because the noise is estimated too, from `count`
+    blocks; the others are those of `_posteriors`.
+    """
+    # in the einsum, p are powers, s sizes, i and j widths
+    residual = off - posterior.value[..., None]
+    misfit = np.einsum("psi,psij,psj->ps", residual, posterior.inverse, residual)
+    log_prior = np.log([*POWERS.values()])[:, None]
+    _, log_determinant = np.linalg.slogdet(total)
+    log_volume = (log_determinant + np.log(posterior.precision)) / 2
+    log_student = (count + len(off) - 2) / 2 * np.log1p(misfit / (count - 1))
+    log_evidence = log_prior - log_volume - log_student
+    weight = np.exp(log_evidence - log_evidence.max())
+    weight /= weight.sum()
+    return np.asarray(weight)
 
 
 def _inflated(cov: Array, count: int, rounding: float) -> Array:
@@ -264,11 +285,13 @@ def _prior_covs(n: Array, size: Array) -> Array:
 
     b_k has the standard deviation size · NEXT_TERMS[k − 1] at the smallest width.
     """
-    orders = np.arange(len(NEXT_TERMS)) + 1
+    k = np.arange(len(NEXT_TERMS)) + 1
+    relative_width = n[:, None] / n[0]
+    variance = size[:, None, None] ** 2
     covs = []
     for power in POWERS:
-        terms = NEXT_TERMS * (n[:, None] / n[0]) ** (-power * orders)
-        covs.append(size[:, None, None] ** 2 * (terms @ terms.T))
+        terms = NEXT_TERMS * relative_width ** (-power * k)  # (widths, terms)
+        covs.append(variance * (terms @ terms.T))
     return np.array(covs)
 
 
@@ -364,28 +387,12 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     if all((u == point.value).all() for u, point in pairs):
         return False  # nothing narrows or grows
 
-    def arguments_at(t: float) -> list[Array]:
-        """c + t (u − c) for each argument; c + (u − c)/t for one that grows."""
-        result = []
-        for u, point in pairs:
-            factor = 1 / t if point.grows else t
-            result.append(point.value + factor * (u - point.value))
-        return result
-
     with np.errstate(all="ignore"):
-        value_at_limit = np.asarray(f(*(point.value for point in points)))
-        base = np.where(np.isfinite(value_at_limit), value_at_limit, 0.0)
-        distances = []  # D(t), for each entry
-        for t in RAY:
-            deviation = np.abs(f(*arguments_at(t)) - base)
-            distances.append(deviation.mean(axis=0))
-        distance = np.array(distances)
-        size = np.abs(base).max(axis=0, initial=0.0)
-        is_visible = distance > RAY_RTOL * size
-
-        # exponents between neighbouring t
+        distance, size = _distances_along_rays(f, smallest, points)
+        # exponents γ between neighbouring t, (steps of t, …)
         log_step = np.log(RAY[0] / RAY[1])
         gamma = np.log(distance[:-1] / distance[1:]) / log_step
+        is_visible = distance > RAY_RTOL * size
         is_reliable = is_visible[:-1] & is_visible[1:] & np.isfinite(gamma)
         change = np.where(is_reliable, gamma - gamma[0], 0.0)
 
@@ -395,6 +402,26 @@ def bends(f: Callable[..., Array], arguments: Sequence[Sequence[Array]]) -> bool
     is_too_steep = np.abs(gamma[0]) > STEEP
     has_scale = steepens | flattens | is_too_steep
     return bool((has_scale & is_reliable[0]).any())
+
+
+def _distances_along_rays(
+    f: Callable[..., Array], arguments: Sequence[Array], points: Sequence[LimitPoint]
+) -> tuple[Array, Array]:
+    """D(t) of `bends` for each t of RAY, (ts, …), and the largest |f(c)|, (…).
+
+    `arguments` are the draws u of each argument at the smallest width, (draws, …).
+    """
+    value_at_limit = np.asarray(f(*[point.value for point in points]))
+    base = np.where(np.isfinite(value_at_limit), value_at_limit, 0.0)
+    distances = []
+    for t in RAY:
+        moved = []
+        for u, point in zip(arguments, points, strict=True):
+            factor = 1 / t if point.grows else t
+            moved.append(point.value + factor * (u - point.value))
+        deviation = np.abs(f(*moved) - base)
+        distances.append(deviation.mean(axis=0))
+    return np.array(distances), np.abs(base).max(axis=0, initial=0.0)
 
 
 class LimitPoint(NamedTuple):
@@ -429,26 +456,29 @@ def _grows(by_width: Sequence[Array]) -> bool:
 
     `by_width` are draws at each width, each twice the one before.
     """
-    bound = TAIL * np.median(np.abs(by_width[-1]))
+    largest_draw = TAIL * np.median(np.abs(by_width[-1]))
     mean_squares = np.empty((len(by_width), BLOCKS))
     for level, draws in enumerate(by_width):
-        clipped = draws.clip(-bound, bound)
-        for block, of_block in enumerate(np.array_split(clipped, BLOCKS)):
-            mean_squares[level, block] = np.square(of_block).mean()
-    if not mean_squares[-1].mean() > mean_squares[0].mean():
+        clipped = draws.clip(-largest_draw, largest_draw)
+        blocks = np.array_split(clipped, BLOCKS)
+        mean_squares[level] = [np.square(block).mean() for block in blocks]
+    grows_at_these = mean_squares[-1].mean() > mean_squares[0].mean()
+    if not grows_at_these:  # or NaN
         return False
     relative_widths = [2**level for level in range(len(by_width))]
-    return math.isinf(extrapolated(mean_squares.T, relative_widths).error)
+    limit = extrapolated(mean_squares.T, relative_widths)
+    return math.isinf(limit.error)
 
 
 def _pooled(laws: Sequence[Any]) -> Any:
     """One law that pools the draws of all blocks."""
-    mean = np.concatenate([law.component_mean for law in laws])
-    if isinstance(laws[0], Joint):
-        spread = np.concatenate([law.component_cov for law in laws])
+    first = laws[0]
+    means = [law.component_mean for law in laws]
+    if isinstance(first, Joint):
+        spreads = [law.component_cov for law in laws]
     else:
-        spread = np.concatenate([law.component_var for law in laws])
-    return type(laws[0])(mean, spread, laws[0].origin)
+        spreads = [law.component_var for law in laws]
+    return type(first)(np.concatenate(means), np.concatenate(spreads), first.origin)
 
 
 def _centres_and_spreads(law: Any) -> Array:
@@ -537,14 +567,16 @@ class ExtrapolatedLaw:
         by_move[np.abs(by_move) <= ROUNDING * np.abs(last)] = 0.0
         by_extrapolation = limits - last
         distance = np.abs(by_move - by_extrapolation)
+
         # If a move changes the statistic less than the extrapolation does, what is
-        # beyond it is a change of shape. If the statistic is linear within the move,
-        # the extrapolation sees all of it.
-        below = by_move < np.minimum(0.0, by_extrapolation)
-        above = by_move > np.maximum(0.0, by_extrapolation)
+        # beyond it is a change of shape.
+        is_below = by_move < np.minimum(0.0, by_extrapolation)
+        is_above = by_move > np.maximum(0.0, by_extrapolation)
+        # If the statistic is linear within the move, the extrapolation sees all of it.
         curvature = np.abs(by_move - by_partial_move / PART)
-        unseen = (below | above) & (curvature > LINEAR * distance)
-        return np.asarray(np.max(distance, axis=0, where=unseen, initial=0.0))
+        is_curved = curvature > LINEAR * distance
+        is_unseen = (is_below | is_above) & is_curved
+        return np.asarray(np.max(distance, axis=0, where=is_unseen, initial=0.0))
 
     def _extrapolated(self, statistic: Statistic) -> list[Extrapolated]:
         """Extrapolate each entry of a statistic, from its jackknife pseudovalues.
@@ -663,9 +695,9 @@ class ExtrapolatedLaw:
         no limit, it moves as far again as from the smallest width to the largest.
         """
         # arrays (2, outputs): the centres and the spreads
+        law_at_smallest_width = _pooled([laws[0] for laws in self.laws])
+        at_smallest = _centres_and_spreads(law_at_smallest_width)
         at_largest = _centres_and_spreads(self._last)
-        smallest_width = _pooled([laws[0] for laws in self.laws])
-        at_smallest = _centres_and_spreads(smallest_width)
         limits = self._extrapolated(_centres_and_spreads)
         value = np.array([limit.value for limit in limits]).reshape(at_largest.shape)
         error = np.array([limit.error for limit in limits]).reshape(at_largest.shape)
@@ -689,9 +721,10 @@ class ExtrapolatedLaw:
         """
         centre, spread = target
         last_centre, last_spread = last
-        random = last_spread > 0
-        ratio = spread / np.where(random, last_spread, 1.0)
-        factor = np.where(random, np.maximum(ratio, NARROWEST), 1.0)
+        is_random = last_spread > 0
+        ratio = spread / np.where(is_random, last_spread, 1.0)
+        factor = np.where(is_random, np.maximum(ratio, NARROWEST), 1.0)
+        # y becomes centre + factor (y − last_centre)
         mean = self._last.component_mean * factor + centre - factor * last_centre
         origin = self._last.origin
         if isinstance(self._last, Joint):

@@ -8,7 +8,7 @@ scalars, coordinates that wait to be recognised, parameters, or given numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -31,7 +31,7 @@ from ._axes import (
     settled,
 )
 from ._interleaved import ZERO, Interleaved
-from ._layout import Expand, Index, Permute, Reshape
+from ._layout import Expand, Permute, Reshape
 from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 
 # numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴)
@@ -100,23 +100,33 @@ class Call(NamedTuple):
         The coordinates of two vectors lie along the same axis of the result, and those
         along which the other operand has indices are scalars.
         """
-        rank = {Vectors: 0, Scalars: 1}
-        pair = self._settled_pair(first, second)
-        return sorted(pair, key=lambda x: rank.get(type(x), 2))
+        x, y = self._settled_pair(first, second)
+
+        def rank(operand: Tensor) -> int:
+            if isinstance(operand, Vectors):
+                return 0
+            return 1 if isinstance(operand, Scalars) else 2
+
+        return [x, y] if rank(x) <= rank(y) else [y, x]
 
     def _settled_pair(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = self.beside(first, second), self.beside(second, first)
-        if isinstance(first, Vectors) and isinstance(second, Vectors):
-            return self._along_one_axis(first, second)
-        if not is_random(second):
-            return self.unless_repeated(first, numbers(second)), second
-        if not is_random(first):
-            return first, self.unless_repeated(second, numbers(first))
-        for x, y in ((first, second), (second, first)):
-            is_mixed = isinstance(x, Vectors) and isinstance(y, Scalars)
-            if is_mixed and _varies_along(y, x.from_end):
-                return self._of_one_kind(x, y)
-        return first, second
+        """Two operands whose coordinates, indices and numbers can be combined."""
+        x, y = self.beside(first, second), self.beside(second, first)
+        if isinstance(x, Vectors) and isinstance(y, Vectors):
+            return self._along_one_axis(x, y)
+        if not is_random(y):
+            return self.unless_repeated(x, numbers(y)), y
+        if not is_random(x):
+            return x, self.unless_repeated(y, numbers(x))
+        if isinstance(x, Vectors) and isinstance(y, Scalars):
+            return self._vectors_beside_scalars(x, y)
+        if isinstance(x, Scalars) and isinstance(y, Vectors):
+            return self._vectors_beside_scalars(y, x)
+        return x, y
+
+    def _vectors_beside_scalars(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
+        """Both of one kind, if the scalars differ along the coordinates."""
+        return self._of_one_kind(x, y) if _varies_along(y, x.from_end) else (x, y)
 
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
         """`settled` for an operand: a parameter takes the axis of coordinates it meets.
@@ -145,16 +155,20 @@ class Call(NamedTuple):
         """Vectors beside given numbers; a single coordinate beside many is a scalar."""
         if not isinstance(x, Vectors | Linear) or x.shape[-1:] == ():
             return x
-        axis = -1 if isinstance(x, Linear) else x.from_end  # that of coordinates
-        is_repeated = x.shape[axis] == 1 and _varies_along(factors, axis)
+        coordinates = -1 if isinstance(x, Linear) else x.from_end
+        is_repeated = x.shape[coordinates] == 1 and _varies_along(factors, coordinates)
         if not is_repeated:
             return x
-        return self.draws.entries(settled(x) if isinstance(x, Linear) else x)
+        vectors = settled(x) if isinstance(x, Linear) else x
+        return self.draws.entries(vectors)
 
     def _of_one_kind(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
-        """Vectors and scalars that differ along their coordinates: both of one kind."""
-        is_one_number = x.shape[x.axis] == 1
-        if x.last and not (is_one_number or has_few_coordinates(x)) and y.shown is None:
+        """Vectors and scalars that differ along their coordinates: both of one kind.
+
+        They are vectors if there are many coordinates, and no mask; else scalars.
+        """
+        has_many = x.shape[x.axis] != 1 and not has_few_coordinates(x)
+        if x.last and has_many and y.shown is None:
             return x, vectors_of_scalars(y)
         return self.draws.scalars(x), y
 
@@ -164,22 +178,21 @@ class Call(NamedTuple):
         Coordinates along which the other operand has indices become scalars; of two
         vectors that make a product of all coordinates with all, the shorter ones.
         """
+        size_a, size_b = a.shape[a.axis], b.shape[b.axis]
         if a.from_end == b.from_end:
-            sizes = a.shape[a.axis], b.shape[b.axis]
-            if sizes[0] == sizes[1]:
+            if size_a == size_b:
                 return a, b
             # one coordinate beside many
-            if sizes[0] == 1:
+            if size_a == 1:
                 return self.draws.entries(a), b
             return a, self.draws.entries(b)
-        a_is_indexed = _varies_along(b, a.from_end)
-        b_is_indexed = _varies_along(a, b.from_end)
-        if not a_is_indexed and not b_is_indexed:
-            sizes = a.shape[a.axis], b.shape[b.axis]
-            a_is_indexed = sizes[0] < sizes[1] or (sizes[0] == sizes[1] and b.last)
-            b_is_indexed = not a_is_indexed
-        settled_a = self.draws.entries(a) if a_is_indexed else a
-        settled_b = self.draws.entries(b) if b_is_indexed else b
+        b_has_indices = _varies_along(b, a.from_end)  # along the coordinates of a
+        a_has_indices = _varies_along(a, b.from_end)
+        if not a_has_indices and not b_has_indices:
+            b_has_indices = size_a < size_b or (size_a == size_b and b.last)
+            a_has_indices = not b_has_indices
+        settled_a = self.draws.entries(a) if b_has_indices else a
+        settled_b = self.draws.entries(b) if a_has_indices else b
         return settled_a, settled_b
 
 
@@ -268,13 +281,19 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
         return numbers(a) + b
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
+    return _add_to_vectors(call, a, b)
+
+
+def _add_to_vectors(call: Call, a: Vectors, b: Any) -> Tensor:
+    """The sum of vectors and vectors, scalars or numbers."""
     if isinstance(b, Scalars):
-        b = b.before(a.shape)
-    elif not is_random(b) and (b <= MASKED).any() and call.draws.can_be_scores(a):
-        # a mask: relative positions of heads
-        return add(call, call.draws.scalars(a), b)
-    if not is_random(b) and not b.any():
-        return _expanded(a, b.shape)
+        return Vectors.of(a.plain + values_beside(a, b.before(a.shape)), a.from_end)
+    if not is_random(b):
+        is_mask = (b <= MASKED).any()
+        if is_mask and call.draws.can_be_scores(a):  # relative positions of heads
+            return add(call, call.draws.scalars(a), b)
+        if not b.any():
+            return _expanded(a, b.shape)
     return Vectors.of(a.plain + values_beside(a, b), a.from_end)
 
 
@@ -291,19 +310,24 @@ def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
         return total.seen(a.visible).seen(b.visible)
     if not b.any() and a.shape == np.broadcast_shapes(a.shape, b.shape):
         return a
-    root = a.root
     is_one_number = b.size == 1 and b.ndim <= len(a.shape)
-    if root is not None and root.power == 1 and a.factor == 1 and is_one_number:
-        eps = float(b.ravel()[0])
-        radicand = a.base + eps
-        root = Root(root.vectors, radicand, root.eps + eps)
-        return replace(a, base=radicand, root=root)
+    is_mean_square = a.root is not None and a.root.power == 1 and a.factor == 1
+    if a.root is not None and is_mean_square and is_one_number:
+        return _with_eps(a, a.root, float(b.ravel()[0]))
+    # low numbers are masks: scores that reports do not show, or that are left out
     is_low, is_never = b <= MASKED, b <= NEVER
     allowed = ~is_never if is_never.any() else None
     visible = ~is_low if is_low.any() else None
     total = Scalars(a.unmasked + np.where(is_never, 0.0, b))
     total = total.masked(a.allowed).masked(allowed)
     return total.seen(a.visible).seen(visible)
+
+
+def _with_eps(a: Scalars, root: Root, eps: float) -> Scalars:
+    """The mean square of vectors plus a number, which a norm takes the root of."""
+    radicand = a.base + eps
+    new_root = Root(root.vectors, radicand, root.eps + eps)
+    return replace(a, base=radicand, root=new_root)
 
 
 # Products
@@ -343,27 +367,30 @@ def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
 
 def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
     """A random tensor times given numbers."""
-    is_one_number = c.size == 1 and c.ndim <= len(a.shape)
+    number: float | None = None
+    if c.size == 1 and c.ndim <= len(a.shape):
+        number = float(c.ravel()[0])
     if c.size > 1 and not c.any():
         return np.zeros(call.shape)
-    if isinstance(a, Vectors) and a.is_interleaved and not is_one_number:
+    if isinstance(a, Vectors) and a.is_interleaved and number is None:
         a = call.draws.entries(a)
     a = call.unless_repeated(a, c)
     if isinstance(a, Scalars):
-        if is_one_number:
-            return _scaled(a, float(c.ravel()[0]))
-        return Scalars(a.value * c)
+        return Scalars(a.value * c) if number is None else _scaled(a, number)
     if isinstance(a, Linear) and c.ndim <= len(a.shape):
         return Linear.scaled(a, c)
-    if is_one_number and float(c.ravel()[0]) == 1.0:
+    if number == 1.0:
         return a
-    a = call.vectors(a)
+    return _multiply_vectors_by_numbers(call.vectors(a), c)
+
+
+def _multiply_vectors_by_numbers(a: Vectors, c: Floats) -> Tensor:
+    """Vectors times given numbers."""
     factors = values_beside(a, c)
-    if isinstance(factors, ns.Vector):  # they differ from coordinate to coordinate
-        if a.last:
-            return Linear.scaled(a, c)
-        return Vectors.of(factors * a.plain, a.from_end)
-    if (factors == 1).all():
+    differ_by_coordinate = isinstance(factors, ns.Vector)
+    if differ_by_coordinate and a.last:
+        return Linear.scaled(a, c)
+    if not differ_by_coordinate and (factors == 1).all():
         return _expanded(a, c.shape)
     return Vectors.of(factors * a.plain, a.from_end)
 
@@ -563,10 +590,11 @@ def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """Scalars, or coordinates, between two numbers; None is no bound."""
     low, high = _bound(least, -math.inf), _bound(most, math.inf)
     refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
-    # one function of the mean square, whose slope at 0 is finite
     if isinstance(x, Scalars) and x.root is not None:
-        f = Bounds(least=low, most=high, factor=x.factor, power=x.root.power).function
-        return Scalars(ns.apply(f, x.root.radicand), expanded=x.expanded)
+        # one function of the mean square, whose slope at 0 is finite
+        bounds = Bounds(least=low, most=high, factor=x.factor, power=x.root.power)
+        bounded = ns.apply(bounds.function, x.root.radicand)
+        return Scalars(bounded, expanded=x.expanded)
     return apply_function(Bounds(low, high).function, call, x)
 
 
@@ -614,24 +642,33 @@ def _reduced(
     x = call.settled(x)
     ndim = len(x.shape)
     axes = range(ndim) if axes is None else np.ravel(axes).tolist()
-    over = sorted({axis % ndim for axis in axes})
+    reduced = sorted({axis % ndim for axis in axes})
     factor = 1.0
     if is_sum:
-        factor = float(math.prod(x.shape[axis] for axis in over))
-    shape = tuple(
-        1 if axis in over else size
-        for axis, size in enumerate(x.shape)
-        if keepdims or axis not in over
-    )
+        factor = float(math.prod(x.shape[axis] for axis in reduced))
+    shape = _reduced_shape(x.shape, reduced, keepdims)
     if isinstance(x, Scalars):
-        return Scalars(x.value.mean(axis=tuple(over)).reshape(*shape), factor)
-    # the other axes, as axes of `x.plain`
-    index_axes = tuple(axis - (axis > x.axis) for axis in over if axis != x.axis)
-    if x.axis in over:
+        return Scalars(x.value.mean(axis=tuple(reduced)).reshape(*shape), factor)
+    # axes of indices, as axes of `x.plain`, which has no axis of coordinates
+    index_axes = tuple(
+        axis - 1 if axis > x.axis else axis for axis in reduced if axis != x.axis
+    )
+    if x.axis in reduced:
         return _mean_of_coordinates(call, x, index_axes, shape, factor)
-    coordinates = x.axis - sum(axis < x.axis for axis in over)
-    averages = Vectors.of(x.plain.mean(axis=index_axes), coordinates)
-    return multiply(call, averages.viewed(Reshape(shape)), factor)
+    removed_before = sum(axis < x.axis for axis in reduced)
+    means = Vectors.of(x.plain.mean(axis=index_axes), x.axis - removed_before)
+    return multiply(call, means.viewed(Reshape(shape)), factor)
+
+
+def _reduced_shape(shape: Shape, reduced: Sequence[int], keepdims: bool) -> Shape:
+    """The shape after a reduction: its axes are left out, or have size 1."""
+    sizes = []
+    for axis, size in enumerate(shape):
+        if axis not in reduced:
+            sizes.append(size)
+        elif keepdims:
+            sizes.append(1)
+    return tuple(sizes)
 
 
 def _mean_of_coordinates(
@@ -663,11 +700,13 @@ def norm(
     """The Euclidean norm of vectors, or of each coordinate over axes of indices."""
     x = call.vectors(x)
     refuse_if(float(order) != 2, "norms are read if they are Euclidean")
-    axes = tuple(range(len(x.shape))) if axes is None else axes
-    squares = total(call, x=multiply(call, x, x), axes=axes, keepdims=keepdims)
-    if isinstance(squares, Scalars):
-        return raised(squares, 0.5)
-    return apply_function(SQUARE_ROOT, call, squares)
+    if axes is None:
+        axes = tuple(range(len(x.shape)))
+    squares = multiply(call, x, x)
+    sums = total(call, x=squares, axes=axes, keepdims=keepdims)
+    if isinstance(sums, Scalars):
+        return raised(sums, 0.5)
+    return apply_function(SQUARE_ROOT, call, sums)
 
 
 def _only_coordinates(x: Vectors, axes: Any) -> bool:
@@ -743,11 +782,14 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
 
 
 def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
-    """W x as products with the rows of W, which are vectors: one scalar for each."""
+    """W x as products with the rows of W, which are vectors: one scalar for each.
+
+    x has the shape (…, inputs), the result (…, outputs).
+    """
+    outputs, inputs = weight.shape[0], x.shape[-1]
     rows = call.draws.vectors(weight).plain
-    products = ns.dot(x.plain.reshape(-1), rows)
-    in_shape = products.reshape(*x.shape[:-1], weight.shape[0])
-    return Scalars(in_shape, math.sqrt(x.shape[-1]))
+    products = ns.dot(x.plain.reshape(-1), rows)  # Σ x w / √inputs
+    return Scalars(products.reshape(*x.shape[:-1], outputs), math.sqrt(inputs))
 
 
 def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
@@ -787,7 +829,11 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     is_matrix = isinstance(x, Random) and len(x.shape) == 2
     if is_matrix and isinstance(y, Vectors) and y.from_end == -2:  # W y
         return transposed(linear(call, transposed(y), x))
-    x = call.settled(x)
+    return _product_of_settled(call, call.settled(x), y)
+
+
+def _product_of_settled(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    """The product of two tensors that are no parameters."""
     if is_zero(x) or is_zero(y):
         return np.zeros(call.shape)
     if len(y.shape) == 1 and isinstance(y, Vectors | Scalars):
@@ -816,8 +862,8 @@ def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
     x, y = _with_entries(call, x, y)
     if isinstance(x, Vectors):
         # (yᵀ xᵀ)ᵀ: the scalars come first
-        turned = [transposed(z) if is_random(z) else numbers(z).mT for z in (y, x)]
-        return transposed(_combination(call, *turned))
+        y_transposed = transposed(y) if is_random(y) else numbers(y).mT
+        return transposed(_combination(call, y_transposed, transposed(x)))
     scalars: Any = x.value if isinstance(x, Scalars) else numbers(x)
     if isinstance(y, Scalars):
         return Scalars(scalars @ y.value)
@@ -849,22 +895,19 @@ def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _product_of_batch(call: Call, x: Tensor, matrices: Random) -> Tensor:
-    """The product with a parameter of three axes: one matrix for each entry of a batch.
+    """The product with a parameter of three axes, one matrix for each entry of a batch.
 
-    So blocks of coordinates have their own matrices.
+    Vectors without a batch meet every matrix, as in experts; otherwise blocks of
+    coordinates have their own matrices.
     """
     x = call.vectors(x)
+    is_each = len(x.shape) == 3 and x.shape[0] == matrices.shape[0]
     refuse_if(
-        len(x.shape) != 3 or x.shape[0] != matrices.shape[0] or not x.last,
+        not x.last or not (is_each or len(x.shape) == 2),
         "a parameter of three axes multiplies from the right, one matrix for each entry"
         " of a batch",
     )
-    products = []
-    for number in range(x.shape[0]):
-        matrix = transposed(matrices.viewed(Index(0, number)))
-        product = call.vectors(linear(call, x.pick(0, number), matrix))
-        products.append(product.plain[None])
-    return Vectors.of(ns.join(products))
+    return call.draws.products(transposed(matrices), x.plain, each=is_each)
 
 
 def solve_unit_lower(call: Call, system: Tensor, right: Tensor) -> Vectors:
@@ -967,20 +1010,20 @@ def _chosen_by_scalars(
 def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
     """Scores where they are kept, elsewhere the low numbers `fill`."""
     x = call.settled(x)
-    x = call.draws.scalars(x) if isinstance(x, Vectors) else x
+    if isinstance(x, Vectors):
+        x = call.draws.scalars(x)
     kept = np.broadcast_to(kept, call.shape)
     scores = Scalars(x.unmasked.broadcast_to(call.shape))
     scores = scores.masked(x.allowed).seen(x.visible)
     if (fill <= NEVER).all():
         return scores.masked(kept)
     # low numbers are scores that reports do not show; lower ones take scores out
-    never = ~kept & (fill <= NEVER)
-    filled = Scalars(
-        scores.unmasked * kept.astype(float) + np.where(kept | never, 0.0, fill)
-    )
-    allowed = ~never
+    is_never = ~kept & (fill <= NEVER)
+    kept_scores = scores.unmasked * kept.astype(float)
+    filled = Scalars(kept_scores + np.where(kept | is_never, 0.0, fill))
+    allowed = ~is_never
     if scores.allowed is not None:
-        allowed = np.where(kept, scores.allowed, ~never)
+        allowed = np.where(kept, scores.allowed, ~is_never)
     return filled.masked(allowed).seen(scores.visible).seen(kept)
 
 

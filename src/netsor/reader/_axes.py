@@ -192,15 +192,18 @@ class Vectors(View):
 
     @cached_property
     def plain(self) -> Vector:
-        """The vectors, in the shape of the tensor without the axis of coordinates."""
-        size, width = self.shape[self.axis], self.value.width.factor
-        starts, piece = self._starts, self.piece
+        """The vectors, in the shape of the tensor without the axis of coordinates.
+
+        Each is made of pieces of the stored vectors, one after the other.
+        """
+        size, width, piece = self.shape[self.axis], self.value.width.factor, self.piece
+        first_pieces = self._starts // piece
         pieces = self.value
         if piece != width:
             pieces = split(self.value, width // piece, self.value.ndim)
         if piece == size:
-            return pieces.take(starts // piece)
-        indices = starts[..., None] // piece + np.arange(size // piece)
+            return pieces.take(first_pieces)
+        indices = first_pieces[..., None] + np.arange(size // piece)
         return concat(pieces.take(indices), axis=-1)
 
     @cached_property
@@ -209,10 +212,11 @@ class Vectors(View):
 
         Their shape is (2, 1, …, coordinates).
         """
-        arbitrary = np.random.default_rng(0).uniform(1, 2, self.shape[-1])
+        coordinates = self.shape[-1]
+        ones = np.ones(coordinates)
+        arbitrary = np.random.default_rng(0).uniform(1, 2, coordinates)
         other_axes = (1,) * (len(self.shape) - 1)
-        probe = np.stack([np.ones_like(arbitrary), arbitrary])
-        return probe.reshape(2, *other_axes, -1)
+        return np.stack([ones, arbitrary]).reshape(2, *other_axes, coordinates)
 
     def _copied(self, rearrangement: Rearrangement) -> Self:
         plain = type(self).of(self.plain, self.axis)
@@ -424,7 +428,8 @@ class Linear:
     def used_coordinates(self) -> tuple[int, int]:
         """The first coordinate that the function depends on, and one past the last."""
         is_used = self.image.any(axis=0)
-        first, minus_last = np.broadcast_to(self.reach, self.image.shape)[:, is_used]
+        reach = np.broadcast_to(self.reach, self.image.shape)
+        first, minus_last = reach[:, is_used]
         nowhere = self.x.shape[-1]
         if not (first < nowhere).any():
             return 0, 0
@@ -433,26 +438,30 @@ class Linear:
 
 def _with_equal_axes(parts: Sequence[Vectors | Linear]) -> list[Linear]:
     """Functions of the same vectors, whose images have equal axes but the last."""
-    linear = [
+    functions = [
         part if isinstance(part, Linear) else Linear.identity(part) for part in parts
     ]
-    shape = np.broadcast_shapes(*(part.image.shape[:-1] for part in linear))
+    shapes = [function.image.shape[:-1] for function in functions]
+    common = np.broadcast_shapes(*shapes)
 
     def expanded(array: Any) -> Any:
-        return np.broadcast_to(array, (*shape, array.shape[-1]))
+        return np.broadcast_to(array, (*common, array.shape[-1]))
 
     return [
-        replace(part, image=expanded(part.image), reach=expanded(part.reach))
-        for part in linear
+        replace(f, image=expanded(f.image), reach=expanded(f.reach)) for f in functions
     ]
 
 
 def same_vectors(*parts: Any) -> bool:
     """Whether all parts are functions of the same vectors, one of them a `Linear`."""
-    if not any(isinstance(part, Linear) for part in parts):
+    functions = [part for part in parts if isinstance(part, Linear)]
+    if not functions:
         return False
-    vectors = {id(part.x if isinstance(part, Linear) else part) for part in parts}
-    return len(vectors) == 1
+    vectors = functions[0].x
+    return all(
+        part.x is vectors if isinstance(part, Linear) else part is vectors
+        for part in parts
+    )
 
 
 # The recognition of linear functions
@@ -552,37 +561,50 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
         rotation = _rotation(before, after, turned=changed, tokens=tokens)
     except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
         rotation = _rotation(before, after, turned=size, tokens=tokens)
-    turned = 2 * rotation.turns.shape[-1]
-
-    angles = np.angle(rotation.turns)
-    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    frequencies = steps.mean(axis=0) if len(steps) else np.zeros(turned // 2)
-    refuse_if(
-        (np.abs(steps - frequencies) > TOLERANCE).any(),
-        "rotary positions are not consecutive",
-    )
-
-    def turn(value: Vector, positions: Any, frequencies: Floats) -> Vector:
-        if not frequencies.any():
-            return value
-        op = Rotate(
-            x=value,
-            positions=positions,
-            base=1.0,  # which `Frequencies` replace
-            fraction=turned / size,
-            stretch=Frequencies(frequencies),  # type: ignore[arg-type]
-            interleaved=rotation.interleaved,
-        )
-        return Vector(op, value.shape, value.width)
-
+    angles = np.angle(rotation.turns)  # (tokens, pairs)
+    frequencies = _frequencies(angles)
     value = x.moved(token_axis, -2).plain
-    value = turn(value, np.ones(tokens), angles[0])  # all tokens, as the first one
-    value = turn(value, np.arange(tokens), frequencies)  # and from it to each token
+    # all tokens, as the first one, and from it to each token
+    value = _turned(value, np.ones(tokens), angles[0], rotation.interleaved)
+    value = _turned(value, np.arange(tokens), frequencies, rotation.interleaved)
     if abs(rotation.gain - 1) >= GAIN_TOLERANCE:
         value = rotation.gain * value
     if rotation.sorted:
         value = _even_before_odd(value, size)
     return Vectors.of(value).moved(-2, token_axis)
+
+
+def _frequencies(angles: Floats) -> Floats:
+    """The angle of each pair from one token to the next; `angles` are (tokens, pairs).
+
+    Differences of angles are taken between −π and π.
+    """
+    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
+    frequencies = np.zeros(angles.shape[-1])
+    if len(steps):
+        frequencies = steps.mean(axis=0)
+    refuse_if(
+        (np.abs(steps - frequencies) > TOLERANCE).any(),
+        "rotary positions are not consecutive",
+    )
+    return frequencies
+
+
+def _turned(
+    value: Vector, positions: Any, frequencies: Floats, interleaved: bool
+) -> Vector:
+    """Vectors (…, tokens) whose pairs are turned by position times frequency."""
+    if not frequencies.any():
+        return value
+    op = Rotate(
+        x=value,
+        positions=positions,
+        base=1.0,  # which `Frequencies` replace
+        fraction=2 * len(frequencies) / value.width.factor,
+        stretch=Frequencies(frequencies),  # type: ignore[arg-type]
+        interleaved=interleaved,
+    )
+    return Vector(op, value.shape, value.width)
 
 
 def _even_before_odd(value: Vector, size: int) -> Vector:
@@ -612,25 +634,23 @@ def _token_axis(image: Floats) -> int:
 def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotation:
     """The rotation of the first `turned` coordinates, in one of three layouts.
 
-    `before` is (2, 1, coordinates) and `after` (2, tokens or 1, coordinates).
+    `before` is (2, 1, coordinates) and `after` (2, tokens or 1, coordinates). A pair of
+    coordinates is a complex number, which the rotation multiplies by `gain` e^(iθ).
     """
     half = np.arange(turned // 2)
-    size = before.shape[-1]
-    ends, neighbours = (half, half + turned // 2), (2 * half, 2 * half + 1)
-    for old_pairs, new_pairs in (
-        (ends, ends),
-        (neighbours, neighbours),
-        (neighbours, ends),
-    ):
-        old = before[..., old_pairs[0]] + 1j * before[..., old_pairs[1]]
-        new = after[..., new_pairs[0]] + 1j * after[..., new_pairs[1]]
+    ends = half, half + turned // 2
+    neighbours = 2 * half, 2 * half + 1
+    layouts = ((ends, ends), (neighbours, neighbours), (neighbours, ends))
+    for old_pairs, new_pairs in layouts:
+        old, new = _as_complex(before, old_pairs), _as_complex(after, new_pairs)
         turns = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turns[0, 0])) if turned > 1 else 1.0
         atol = TOLERANCE * gain
+        # the second probe is turned as the first one
         one_angle = np.allclose(new[1], turns * old[1], rtol=0, atol=atol)
         one_gain = np.allclose(abs(turns), gain, rtol=0, atol=atol)
         # coordinates that stay would not grow with the others
-        all_grow = turned == size or abs(gain - 1) < GAIN_TOLERANCE
+        all_grow = turned == before.shape[-1] or abs(gain - 1) < GAIN_TOLERANCE
         if one_angle and one_gain and turned % 2 == 0 and all_grow:
             return Rotation(
                 turns,
@@ -642,3 +662,9 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
         "coordinates are not turned in pairs (f, f + r/2) or (2f, 2f + 1) by one angle"
         " each"
     )
+
+
+def _as_complex(x: Floats, pairs: tuple[Ints, Ints]) -> Any:
+    """Pairs of coordinates along the last axis as complex numbers."""
+    real, imaginary = pairs
+    return x[..., real] + 1j * x[..., imaginary]

@@ -74,12 +74,12 @@ class Windows(NamedTuple):
         `sizes` are those of the grid, and `counts` the numbers of windows. Positions
         are numbered in the order of the grid; those outside of it are `OUTSIDE`.
         """
-        dilation = self.dilation or (1,) * len(self.kernel)
+        dilations = self.dilation or (1,) * len(self.kernel)
         by_axis = []
         for axis, size in enumerate(sizes):
-            starts = self.stride[axis] * np.arange(counts[axis]) - self.padding[axis]
-            offsets = dilation[axis] * np.arange(self.kernel[axis])
-            positions = starts[:, None] + offsets
+            windows, entries = np.arange(counts[axis]), np.arange(self.kernel[axis])
+            starts = self.stride[axis] * windows - self.padding[axis]
+            positions = starts[:, None] + dilations[axis] * entries
             is_outside = (positions < 0) | (positions >= size)
             by_axis.append(np.where(is_outside, OUTSIDE, positions))
         return on_grid(by_axis, sizes)
@@ -88,19 +88,21 @@ class Windows(NamedTuple):
 def on_grid(by_axis: list[Ints], sizes: Shape) -> Ints:
     """The positions in windows, from those along each axis, (windows, entries).
 
-    The result has the shape (*windows, entries of all axes).
+    The result has the shape (*windows, entries of all axes). A position (i, j, k) of a
+    grid of sizes (a, b, c) has the number (i b + j) c + k.
     """
     ndim = len(sizes)
-    numbered: Any = np.zeros((1,) * (2 * ndim), np.intp)
-    outside: Any = np.zeros((1,) * (2 * ndim), bool)
-    for axis, along in enumerate(by_axis):
+    numbers: Any = np.zeros((1,) * (2 * ndim), np.intp)
+    is_outside: Any = np.zeros((1,) * (2 * ndim), bool)
+    for axis, positions in enumerate(by_axis):
+        # windows and entries of this axis, beside those of the others
         shape = [1] * (2 * ndim)
-        shape[axis], shape[ndim + axis] = along.shape
-        along = along.reshape(shape)
-        numbered = numbered * sizes[axis] + along
-        outside = outside | (along == OUTSIDE)
-    counts = tuple(len(along) for along in by_axis)
-    return np.where(outside, OUTSIDE, numbered).reshape(*counts, -1)
+        shape[axis], shape[ndim + axis] = positions.shape
+        positions = positions.reshape(shape)
+        numbers = numbers * sizes[axis] + positions
+        is_outside = is_outside | (positions == OUTSIDE)
+    counts = tuple(len(positions) for positions in by_axis)
+    return np.where(is_outside, OUTSIDE, numbers).reshape(*counts, -1)
 
 
 def _for_each(option: Any, ndim: int) -> tuple[int, ...]:
@@ -115,12 +117,13 @@ def taken(x: ns.Vector, positions: Ints, ndim: int) -> ns.Vector:
     The last `ndim` axes of x are those of positions: (…, *sizes) becomes
     (…, *positions.shape).
     """
-    batch, sizes = x.shape[: x.ndim - ndim], x.shape[x.ndim - ndim :]
-    count = math.prod(sizes)
+    first_axis = x.ndim - ndim
+    batch, count = x.shape[:first_axis], math.prod(x.shape[first_axis:])
     x = x.reshape(*batch, count)
     is_outside = positions == OUTSIDE
     if is_outside.any():
-        x = ns.join([x, 0.0 * x[..., :1]], axis=-1)
+        zero = 0.0 * x[..., :1]
+        x = ns.join([x, zero], axis=-1)
         positions = np.where(is_outside, count, positions)
     return x[..., positions]
 
@@ -128,9 +131,9 @@ def taken(x: ns.Vector, positions: Ints, ndim: int) -> ns.Vector:
 def _taken_numbers(x: Floats, positions: Ints, ndim: int) -> Floats:
     """`taken` for given numbers."""
     batch = x.shape[: x.ndim - ndim]
-    x = x.reshape(*batch, -1)
-    x = np.concatenate([x, np.zeros((*batch, 1))], axis=-1)  # OUTSIDE is the last entry
-    return np.asarray(x[..., positions])
+    zero = np.zeros((*batch, 1))
+    with_zero = np.concatenate([x.reshape(*batch, -1), zero], axis=-1)
+    return np.asarray(with_zero[..., positions])  # OUTSIDE is −1, the last entry
 
 
 # Convolutions
@@ -180,10 +183,11 @@ class Convolution(NamedTuple):
 
     def of_pixels(self, x: Floats) -> Floats:
         """The windows of given numbers, (…, *counts, channels · kernel entries)."""
-        inside = _taken_numbers(x, self.positions(x), self.ndim)
+        # (…, channels, *counts, kernel entries)
+        windows = _taken_numbers(x, self.positions(x), self.ndim)
         channel_axis = x.ndim - 1 - self.ndim
-        inside = np.moveaxis(inside, channel_axis, -2)
-        return inside.reshape(*inside.shape[:-2], -1)
+        windows = np.moveaxis(windows, channel_axis, -2)
+        return windows.reshape(*windows.shape[:-2], -1)
 
 
 def convolution(
@@ -239,17 +243,16 @@ def _group(
     """
     outputs, inputs = weight.shape[0] // shape.groups, weight.shape[1]
     ndim = shape.ndim
-    outputs_of_group = slice(group * outputs, (group + 1) * outputs)
-    inputs_of_group = slice(group * inputs, (group + 1) * inputs)
-    kernel = weight.viewed(Index(0, outputs_of_group))
+    kernel = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
+    first_input, last_input = group * inputs, (group + 1) * inputs
     if not is_random(x):
-        index: list[Any] = [slice(None)] * len(x.shape)
-        index[-1 - ndim] = inputs_of_group
-        given_windows = shape.of_pixels(numbers(x)[tuple(index)])
+        axes_before: list[Any] = [slice(None)] * (len(x.shape) - ndim - 1)
+        channels_of_group = (*axes_before, slice(first_input, last_input))
+        given_windows = shape.of_pixels(numbers(x)[channels_of_group])
         matrix = kernel.viewed(Reshape((outputs, given_windows.shape[-1])))
         product = call.draws.product(matrix, ns.data(given_windows), given_windows)
         return _vectors(product)
-    channels = x.part(inputs_of_group.start, inputs_of_group.stop).plain
+    channels = x.part(first_input, last_input).plain
     positions = shape.positions(x)
     if math.prod(shape.windows.kernel) == 1:
         windows = taken(channels, positions[..., 0], ndim)
@@ -289,38 +292,59 @@ def _of_positions(
     Its kernel has one entry along the coordinates, and its weights are scalars: they
     combine vectors of channels, such as heads, and of positions, such as tokens.
     """
-    along, windows = x.from_end, shape.windows
-    options = windows.kernel, windows.stride, windows.padding
-    refuse_if(
-        [option[along] for option in options] != [1, 1, 0],
-        "a convolution along the coordinates of vectors",
-    )
-    others = [k for k in range(shape.ndim) if k != shape.ndim + along]
-    of_indices = Windows(*(tuple(option[k] for k in others) for option in options))
-    if windows.dilation is not None:
-        dilation = tuple(windows.dilation[k] for k in others)
-        of_indices = of_indices._replace(dilation=dilation)
-    counts = tuple(shape.counts[k] for k in others)
-    # (*batch, channels, *positions) become windows (*batch, *counts, groups, entries)
+    windows = _along_indices(shape.windows, shape.ndim, x.from_end)
+    index_axes = [k for k in range(shape.ndim) if k != shape.ndim + x.from_end]
+    counts = tuple(shape.counts[k] for k in index_axes)
+    # (*batch, channels, *positions) become (*batch, *counts, groups, entries); the
+    # entries are those of all channels of a group
     plain = x.plain
-    channels = plain.ndim - 1 - len(others)
-    positions = of_indices.positions(plain.shape[channels + 1 :], counts)
-    inside = taken(plain, positions, len(others))
-    order = [*range(channels), *range(channels + 1, inside.ndim - 1)]
-    inside = inside.transpose(*order, channels, inside.ndim - 1)
-    inside = inside.reshape(*inside.shape[:-2], shape.groups, -1)
-    outputs = weight.shape[0] // shape.groups, inside.shape[-1]
-    scalars = _scalars_of_kernel(call, weight).reshape(shape.groups, *outputs)
-    sums = scalars @ inside
-    sums = sums.reshape(*inside.shape[:-2], weight.shape[0])
-    result = sums.transpose(
-        *range(channels), sums.ndim - 1, *range(channels, sums.ndim - 1)
+    channels = plain.ndim - 1 - len(index_axes)
+    positions = windows.positions(plain.shape[channels + 1 :], counts)
+    entries = taken(plain, positions, len(index_axes))
+    last = entries.ndim - 1
+    order = [*range(channels), *range(channels + 1, last), channels, last]
+    entries = entries.transpose(*order)
+    entries = entries.reshape(*entries.shape[:-2], shape.groups, -1)
+    outputs = weight.shape[0]
+    scalars = _scalars_of_kernel(call, weight).reshape(
+        shape.groups, outputs // shape.groups, entries.shape[-1]
     )
-    product = Vectors.of(result, along)
+    sums = (scalars @ entries).reshape(*entries.shape[:-2], outputs)
+    # the outputs take the place of the channels
+    last = sums.ndim - 1
+    result = sums.transpose(*range(channels), last, *range(channels, last))
+    product = Vectors.of(result, x.from_end)
     if bias is None:
         return product
     shifts = _scalars_of_kernel(call, bias).reshape(-1, *(1,) * shape.ndim)
     return add(call, product, Scalars(shifts))
+
+
+def _along_indices(windows: Windows, ndim: int, coordinates: int) -> Windows:
+    """The windows without the axis of coordinates, where they must have one entry.
+
+    `coordinates` is the axis from the end, and `ndim` the number of axes of positions.
+    """
+    at_coordinates = (
+        windows.kernel[coordinates],
+        windows.stride[coordinates],
+        windows.padding[coordinates],
+    )
+    refuse_if(
+        at_coordinates != (1, 1, 0), "a convolution along the coordinates of vectors"
+    )
+    index_axes = [k for k in range(ndim) if k != ndim + coordinates]
+
+    def of_indices(option: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(option[k] for k in index_axes)
+
+    dilation = windows.dilation
+    return Windows(
+        kernel=of_indices(windows.kernel),
+        stride=of_indices(windows.stride),
+        padding=of_indices(windows.padding),
+        dilation=None if dilation is None else of_indices(dilation),
+    )
 
 
 def _scalars_of_kernel(call: Call, weight: Tensor) -> Any:
@@ -370,11 +394,10 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
 def _vectors_in_order(call: Call, x: Tensor) -> Vectors:
     """An argument as vectors; of a parameter, entries that are next to each other."""
     if isinstance(x, Random):
-        strides = [
-            stride if size > 1 else math.inf
-            for size, stride in zip(x.shape, x.layout.strides, strict=True)
-        ]
-        return call.draws.vectors(x, int(np.argmin(strides)))
+        long_axes = [axis for axis, size in enumerate(x.shape) if size > 1]
+        strides = x.layout.strides
+        axis = min(long_axes, key=lambda axis: strides[axis], default=0)
+        return call.draws.vectors(x, axis)
     x = call.settled(x)
     if not isinstance(x, Vectors):
         raise Refusal(f"needs vectors, got {kind(x)}")
@@ -384,26 +407,19 @@ def _vectors_in_order(call: Call, x: Tensor) -> Vectors:
 def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
     """The largest number of each coordinate along axes of indices."""
     x = call.vectors(x)
-    over = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
-    refuse_if(x.axis in over, "the largest coordinate of a vector")
-    last = x.moved(x.axis, -1)
-    # the axes of indices to maximise over, and the others
-    index_axes = [axis - 1 if axis > x.axis else axis for axis in over]
-    other_axes = [axis for axis in range(last.plain.ndim) if axis not in index_axes]
-    other_sizes = [last.shape[axis] for axis in other_axes]
-    plain = last.plain.transpose(*other_axes, *index_axes)
-    largest = _largest(plain.reshape(*other_sizes, -1))
-    # the shape of the result, and its axis of coordinates
-    shape = list(x.shape)
-    coordinates = x.axis
-    for axis in reversed(over):
-        if keepdims:
-            shape[axis] = 1
-        else:
-            del shape[axis]
-            coordinates -= axis < x.axis
-    del shape[coordinates]  # without coordinates
-    return Vectors.of(largest.reshape(*shape), coordinates)
+    reduced = sorted({axis % len(x.shape) for axis in np.ravel(axes).tolist()})
+    refuse_if(x.axis in reduced, "the largest coordinate of a vector")
+    plain = x.plain  # without the axis of coordinates
+    reduced_axes = [axis - 1 if axis > x.axis else axis for axis in reduced]
+    other_axes = [axis for axis in range(plain.ndim) if axis not in reduced_axes]
+    other_sizes = [plain.shape[axis] for axis in other_axes]
+    reduced_last = plain.transpose(*other_axes, *reduced_axes)
+    largest = _largest(reduced_last.reshape(*other_sizes, -1))
+    if not keepdims:
+        removed_before = sum(axis < x.axis for axis in reduced)
+        return Vectors.of(largest, x.axis - removed_before)
+    sizes = [1 if axis in reduced_axes else n for axis, n in enumerate(plain.shape)]
+    return Vectors.of(largest.reshape(*sizes), x.axis)
 
 
 def _images(call: Call, images: Floats, sizes: Shape, axis: int) -> Floats:
@@ -496,7 +512,10 @@ def max_pool(
 
 
 def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
-    """The largest number of each channel in windows that cover the grid."""
+    """The largest number of each channel in windows that cover the grid.
+
+    Window k of n begins at ⌊k size / n⌋ and ends before ⌈(k + 1) size / n⌉.
+    """
     x = call.vectors(x)
     ndim = len(x.shape) - 1 - x.axis
     sizes, counts = x.shape[-ndim:], call.shape[-ndim:]
@@ -579,13 +598,14 @@ def group_norm(
     if num_groups == x.shape[1] > 1:
         return instance_norm(call, x, weight, bias, eps=eps)
     batch, channels, *sizes = x.shape
-    size = channels // num_groups
-    groups = x.moved(1, -1).viewed(Reshape((batch, *sizes, num_groups, size)))
-    axes = [*range(1, 1 + len(sizes)), -1]
-    centre = mean(call, x=groups, axes=axes, keepdims=True)
-    centred = add(call, groups, multiply(call, centre, -1.0))
-    square = mean(call, x=multiply(call, centred, centred), axes=axes, keepdims=True)
-    scale = raised(Scalars(square.value + eps), -0.5)
+    grouped = (batch, *sizes, num_groups, channels // num_groups)
+    groups = x.moved(1, -1).viewed(Reshape(grouped))
+    axes = [*range(1, 1 + len(sizes)), -1]  # positions, and the channels of a group
+    means = mean(call, x=groups, axes=axes, keepdims=True)
+    centred = add(call, groups, multiply(call, means, -1.0))
+    squares = multiply(call, centred, centred)
+    variances = mean(call, x=squares, axes=axes, keepdims=True)
+    scale = raised(Scalars(variances.value + eps), -0.5)
     y = call.vectors(multiply(call, centred, scale))
     y = y.viewed(Reshape((batch, *sizes, channels)))
     return _scaled_and_shifted(call, y, weight, bias)

@@ -129,19 +129,24 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
 
 def refused(node: Node, reason: str) -> UnsupportedError:
     """An error that names an operation, its module and its line."""
-    trace = node.meta.get("stack_trace") or ""
-    locations = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', trace)
-    outside_torch = [
-        location
-        for location in locations
-        if "/torch/" not in location[0].replace("\\", "/")
-    ]
-    line = ""
-    if locations:
-        file, number, code = (outside_torch or locations)[-1]  # the innermost
-        line = f" (at {file}:{number}: {code})"
     target = "getitem" if name_of(node) == "getitem" else node.target
-    place = f"in {path_of(node) or 'the module itself'}"
     if node.meta.get("parameters"):  # of a jaxpr, which has no modules
         place = f"after {node.meta['parameters'][-1]}"
+    else:
+        place = f"in {path_of(node) or 'the module itself'}"
+    line = _line_of(node.meta.get("stack_trace") or "")
     return UnsupportedError(f"{target} {place}: {reason}{line}")
+
+
+def _line_of(trace: str) -> str:
+    """The innermost line of a traceback, outside of torch if possible; "" if none."""
+    locations = re.findall(r'File "(.+)", line (\d+).*\n\s*(.+)', trace)
+    if not locations:
+        return ""
+    outside_torch = [
+        (file, number, code)
+        for file, number, code in locations
+        if "/torch/" not in file.replace("\\", "/")
+    ]
+    file, number, code = (outside_torch or locations)[-1]
+    return f" (at {file}:{number}: {code})"

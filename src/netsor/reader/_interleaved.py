@@ -53,10 +53,10 @@ class Interleaved:
     @classmethod
     def of(cls, x: Vectors) -> Interleaved:
         """The entries of vectors, in the order of their tensor."""
-        size = x.shape[x.axis]
-        plain = x.plain
-        numbered = np.arange(plain.size * size).reshape(*plain.shape, size)
-        return cls(plain, np.moveaxis(numbered, -1, x.axis))
+        plain, coordinates = x.plain, x.shape[x.axis]
+        origins = np.arange(plain.size * coordinates)
+        coordinates_last = origins.reshape(*plain.shape, coordinates)
+        return cls(plain, np.moveaxis(coordinates_last, -1, x.axis))
 
     @classmethod
     def of_view(cls, x: Vectors) -> Interleaved:
@@ -95,33 +95,46 @@ class Interleaved:
         return None
 
     def _piece(self, origins: Ints) -> int:
-        """The longest pieces of coordinates that the last axis consists of; 0: none."""
+        """The longest pieces of coordinates that the last axis consists of; 0: none.
+
+        A piece is zeros, or coordinates that follow each other in one vector, from a
+        multiple of the length on.
+        """
         size = origins.shape[-1]
         common = math.gcd(size, self.width)
         shortest = 1 if self.width == 1 else 2
         for piece in range(common, shortest - 1, -1):
             if common % piece:
                 continue
-            runs = origins.reshape(*origins.shape[:-1], size // piece, piece)
-            first = runs[..., :1]
-            is_run = (first % piece == 0) & (runs == first + np.arange(piece))
-            if (is_run | (runs == ZERO)).all():
+            pieces = origins.reshape(*origins.shape[:-1], size // piece, piece)
+            first = pieces[..., :1]
+            is_run = (first % piece == 0) & (pieces == first + np.arange(piece))
+            is_zero = pieces == ZERO
+            if (is_run | is_zero).all():
                 return piece
         return 0
 
     def _taken(self, origins: Ints, piece: int) -> ns.Vector:
-        """The vectors whose coordinates are along the last axis of some origins."""
+        """The vectors whose coordinates are along the last axis of some origins.
+
+        They consist of pieces of the stored vectors; a piece of zeros is added to these
+        if there is one.
+        """
         pieces = self.value
         if piece != self.width:
             pieces = split(self.value, self.width // piece, self.value.ndim)
         pieces = pieces.reshape(-1)
-        starts = origins[..., ::piece]
-        numbers = starts // piece
-        if (starts == ZERO).any():
-            numbers = np.where(starts == ZERO, len(pieces), numbers)
-            pieces = ns.join([pieces, 0.0 * pieces[:1]])
-        chosen = pieces[numbers]
-        return chosen[..., 0] if numbers.shape[-1] == 1 else ns.concat(chosen, axis=-1)
+        first_origins = origins[..., ::piece]
+        indices = first_origins // piece
+        is_zero = first_origins == ZERO
+        if is_zero.any():
+            indices = np.where(is_zero, len(pieces), indices)
+            zeros = 0.0 * pieces[:1]
+            pieces = ns.join([pieces, zeros])
+        chosen = pieces[indices]
+        if indices.shape[-1] == 1:
+            return chosen[..., 0]
+        return ns.concat(chosen, axis=-1)
 
     def channels_first(self) -> ns.Vector | None:
         """The vectors at all positions that the last axis flattens, (…, positions).

@@ -139,12 +139,13 @@ class Parameters(dict[str, Parameter]):
         self.samples = samples
 
     def __str__(self) -> str:
-        rows = [
-            ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in"),
-            *map(_row, self.values()),
-        ]
-        columns = zip(*rows, strict=True)
-        widths = [max(len(cell) for cell in column) for column in columns]
+        heads = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")
+        rows = [heads, *map(_row, self.values())]
+        widths = [0] * len(heads)
+        for row in rows:
+            widths = [
+                max(width, len(cell)) for width, cell in zip(widths, row, strict=True)
+            ]
         lines = ["  ".join(map(str.ljust, row, widths)) for row in rows]
         return "\n".join(line.rstrip() for line in lines)
 
@@ -154,18 +155,6 @@ class Parameters(dict[str, Parameter]):
 
 def _row(p: Parameter) -> tuple[str, ...]:
     """The row of a parameter in the table that `print` shows."""
-    law = p.law
-    if p.law == "copy":
-        law = f"{'transpose' if p.transposed else 'copy'} of {p.of}"
-    elif p.law == "constant":
-        law = f"constant {p.value:g}"
-    if p.mean:
-        law += f", mean {p.mean:g}"
-    if p.zero_rows:
-        law += f", rows of zeros: {', '.join(map(str, p.zero_rows))}"
-    if p.note:
-        law += f" ({p.note})"
-
     std = gain = ""
     if p.std_error:
         std = f"{p.std:.4g} ± {p.std_error:.1g}"
@@ -173,7 +162,24 @@ def _row(p: Parameter) -> tuple[str, ...]:
         std = f"{p.std:.4g}"
     if p.fan_in and p.std:
         gain = f"{p.std * math.sqrt(p.fan_in):.3g}"
-    return p.name, "×".join(map(str, p.shape)), law, std, str(p.fan_in or ""), gain
+    shape = "×".join(map(str, p.shape))
+    return p.name, shape, _law_text(p), std, str(p.fan_in or ""), gain
+
+
+def _law_text(p: Parameter) -> str:
+    """The law of a parameter in words."""
+    text = p.law
+    if p.law == "copy":
+        text = f"{'transpose' if p.transposed else 'copy'} of {p.of}"
+    elif p.law == "constant":
+        text = f"constant {p.value:g}"
+    if p.mean:
+        text += f", mean {p.mean:g}"
+    if p.zero_rows:
+        text += f", rows of zeros: {', '.join(map(str, p.zero_rows))}"
+    if p.note:
+        text += f" ({p.note})"
+    return text
 
 
 # The law of one parameter
@@ -208,37 +214,47 @@ def law_of_entries(
     if len(shape) == 2 and samples[0].shape == shape:
         zero_rows = _rows_of_zeros(samples)
         samples = [np.delete(sample, zero_rows, axis=0) for sample in samples]
-
     pooled = np.concatenate([sample.ravel() for sample in samples])
+    moments = float(pooled.mean()), float(pooled.std())
+    measured = _measured(name, shape, samples, pooled)
+    measured = replace(measured, zero_rows=zero_rows)
+    if not in_one_step:
+        return measured
+    if drawn is None:
+        is_recognised = measured.law in RECOGNISED
+        return replace(measured, std_error=0.0, note="") if is_recognised else measured
+    law = measured.law
+    if law not in RECOGNISED:
+        # its marginal law is known: the entries may still depend on each other
+        law = _joint_law(samples, moments[0], LawName(drawn.name)).law
+        if law != drawn.name:
+            return measured
+    return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
+
+
+def _measured(
+    name: str, shape: Shape, samples: list[Floats], pooled: Floats
+) -> Parameter:
+    """The law that samples show; `pooled` are the entries of all of them."""
     mean, std = float(pooled.mean()), float(pooled.std())
     standard = (pooled - mean) / std
     kurtosis = float(np.mean(np.square(standard) ** 2))
     law, note = _joint_law(samples, mean, _marginal_law(standard, kurtosis))
-    moments = mean, std
+    # a mean within five standard errors of 0 is 0
     if abs(mean) < 5 * std / math.sqrt(pooled.size):
         mean, std = 0.0, math.hypot(mean, std)
-    measured = Parameter(
+    # the error of the standard deviation of n entries is std √((κ − 1)/4n)
+    relative_error = math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size))
+    return Parameter(
         name=name,
         shape=shape,
         law=law,
         mean=mean,
         std=std,
-        std_error=std * math.sqrt(max(kurtosis - 1, 0.0) / (4 * pooled.size)),
-        zero_rows=zero_rows,
+        std_error=std * relative_error,
         note=note,
         kurtosis=kurtosis,
     )
-    if not in_one_step:
-        return measured
-    if drawn is None:
-        is_recognised = law in RECOGNISED
-        return replace(measured, std_error=0.0, note="") if is_recognised else measured
-    if law not in RECOGNISED:
-        # its marginal law is known: the entries may still depend on each other
-        law = _joint_law(samples, float(pooled.mean()), LawName(drawn.name)).law
-        if law != drawn.name:
-            return measured
-    return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
 
 
 def _with_drawn_law(
@@ -345,7 +361,10 @@ def _mean_squares(matrices: list[Floats], axis: int) -> Floats:
 
 def _kurtosis(matrices: list[Floats], mean_square: float) -> float:
     """E x⁴/(E x²)² of all entries."""
-    return float(np.mean([(w**4).mean() for w in matrices])) / mean_square**2
+    # w**4 would take forty times as long as two squares
+    squares = [np.square(w) for w in matrices]
+    fourth_moment = float(np.mean([np.square(square).mean() for square in squares]))
+    return fourth_moment / mean_square**2
 
 
 def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | None:
@@ -399,17 +418,12 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     else:
         lines = np.array([w[:, :: max(1, columns // 256)].T for w in matrices])
     lines /= np.linalg.norm(lines, axis=-1, keepdims=True)
-    above = np.triu_indices(lines.shape[1], 1)
-    cosines = (lines @ np.swapaxes(lines, -1, -2))[:, above[0], above[1]]
+    cosines = lines @ np.swapaxes(lines, -1, -2)  # (samples, lines, lines)
+    first, second = np.triu_indices(lines.shape[1], 1)
+    cosines = cosines[:, first, second]  # of different lines, each pair once
     length, count = lines.shape[-1], cosines.size
     spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
-    # few cosines of i.i.d. entries may all be small: below these with probability 3e-6
-    largest_spread = 0.01
-    if count >= 64:
-        largest_spread = 0.5
-    elif count >= 8:
-        largest_spread = 0.15
-    if spread < largest_spread and count >= 3:
+    if count >= 3 and spread < _largest_spread(count):
         return LawName("orthogonal")
     error = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
     if abs(spread**2 - 1) > error:
@@ -419,3 +433,13 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
         )
         return LawName("unknown", note)
     return None
+
+
+def _largest_spread(cosines: int) -> float:
+    """The spread of so many cosines below which lines are orthogonal.
+
+    Few cosines of i.i.d. entries may all be small: below this with probability 3e-6.
+    """
+    if cosines >= 64:
+        return 0.5
+    return 0.15 if cosines >= 8 else 0.01

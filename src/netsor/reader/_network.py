@@ -164,33 +164,39 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
 
     The mask of a block is one for all heads, or one for each.
     """
-    first_blocks = [stack[0] for stack in parts.stacks]
-    of_blocks: list[list[Probe]] = []
+    probes_of_blocks: list[list[Probe]] = []
     masks: list[Any] = []
     for block in parts.blocks:
-        rows = parts.tokens_of(block)
-        probes, mask = _probes_of_attention(reader, parts, block)
+        of_attention, mask = _probes_of_attention(reader, parts, block)
         masks.append(mask)
-        for gates in block.gates:
-            shares = reader.value(reader.env[gates])
-            shares = shares.reshape(-1, shares.shape[-1])  # (tokens, experts)
-            probes.append(Probe("experts", _of_rows(shares, rows)))
-        for name, nodes in _probed_nodes(parts, block).items():
-            vectors = sum(reader.vectors(node) for node in nodes).reshape(-1)
-            probes.append(Probe(name, _of_rows(vectors, rows)))
-        probes.append(Probe("stream", reader.tokens[block.stream]))
-        of_blocks.append(probes)
+        probes_of_blocks.append([*of_attention, *_other_probes(reader, parts, block)])
     # An audit has the same quantities for every block: those of attention are left out
     # where some blocks have a recurrence instead, and those of branches where some
     # blocks have others.
-    names = [{probe.name for probe in probes} for probes in of_blocks]
+    names = [{probe.name for probe in probes} for probes in probes_of_blocks]
     reported = set.intersection(*names) | {"before", "cross", "experts"}
+    first_blocks = [stack[0] for stack in parts.stacks]
     every: list[Probe] = []
-    for block, probes in zip(parts.blocks, of_blocks, strict=True):
+    for block, probes in zip(parts.blocks, probes_of_blocks, strict=True):
         if any(block is first for first in first_blocks):
             every.append(Probe("embedding", reader.tokens[block.before]))
         every += [probe for probe in probes if probe.name in reported]
     return every, masks
+
+
+def _other_probes(reader: Reader, parts: Structure, block: Block) -> list[Probe]:
+    """The probes of a block besides attention: experts, branches and the stream."""
+    rows = parts.tokens_of(block)
+    probes = []
+    for gates in block.gates:
+        shares = reader.value(reader.env[gates])
+        shares = shares.reshape(-1, shares.shape[-1])  # (tokens, experts)
+        probes.append(Probe("experts", _of_rows(shares, rows)))
+    for name, nodes in _probed_nodes(parts, block).items():
+        vectors = sum(reader.vectors(node) for node in nodes).reshape(-1)
+        probes.append(Probe(name, _of_rows(vectors, rows)))
+    probes.append(Probe("stream", reader.tokens[block.stream]))
+    return probes
 
 
 def _probed_nodes(parts: Structure, block: Block) -> dict[str, tuple[Any, ...]]:
@@ -267,13 +273,15 @@ def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:
     if input_tokens.size < 2 or input_tokens.size != output_tokens.size:
         return False
     direction = np.random.default_rng(0).standard_normal(output_tokens.width.factor)
+    along_direction = dot(data(direction), output_tokens[0])
     try:
-        gradient = grad(dot(data(direction), output_tokens[0]), input_tokens)
+        gradient = grad(along_direction, input_tokens)
     except TraceError:  # of a function without a known derivative
         return False
     column = gradient[:, None]
-    squares = Program(mean_dot(column, column).reshape(-1)).draw(draws=1, rng=0)[0]
-    return bool(squares[0] > 0 and (squares[1:] <= 1e-20 * squares[0]).all())
+    mean_squares = Program(mean_dot(column, column).reshape(-1))
+    first, *others = mean_squares.draw(draws=1, rng=0)[0]
+    return bool(first > 0 and all(square <= 1e-20 * first for square in others))
 
 
 def _targets(parts: Structure, is_causal: bool) -> Targets | None:
@@ -284,22 +292,24 @@ def _targets(parts: Structure, is_causal: bool) -> Targets | None:
     """
     if parts.logits is None:
         return None
-    shape = shape_of(parts.logits)[:-1]
-    if math.prod(shape) == 1:
+    shape = shape_of(parts.logits)[:-1]  # (batch, tokens)
+    count = math.prod(shape)
+    if count == 1:
         return Targets((0,), (0,))  # of a class: all are equal
-    ids = () if parts.words is None else tuple(parts.words.ids.tolist())
-    if not ids or len(ids) != math.prod(shape):
+    if parts.words is None:
         return None
-    rows = parts.tokens_of(parts.blocks[-1])
-    if len(rows) > len(ids):
+    ids = parts.words.ids.tolist()
+    rows = parts.tokens_of(parts.blocks[-1]).tolist()
+    if not ids or len(ids) != count or len(rows) > count:
         return None
     if len(parts.stacks) == 1 and not is_causal:
-        return Targets(tuple(rows.tolist()), tuple(ids[row] for row in rows))
-    length = shape[-1]
-    tokens = {*rows.tolist()}
-    predicting = [
-        row for row in rows.tolist() if row + 1 in tokens and (row + 1) % length
-    ]
+        return Targets(tuple(rows), tuple(ids[row] for row in rows))
+    tokens, length = set(rows), shape[-1]
+    predicting = []
+    for row in rows:
+        is_last_of_sequence = (row + 1) % length == 0
+        if row + 1 in tokens and not is_last_of_sequence:
+            predicting.append(row)
     return Targets(tuple(predicting), tuple(ids[row + 1] for row in predicting))
 
 
@@ -325,13 +335,16 @@ def loss_of(net: Network) -> Program:
         )
     rows = np.array(targets.rows)
     logits = net.logits.reshape(-1)[rows]
-    size, ids = logits.width.factor, structure.words.ids[rows].tolist()
-    words = unit_vectors(ids, size) if structure.head == structure.words.table else None
-    loss = cross_entropy_of(logits, unit_vectors(targets.words, size), words)
+    vocabulary = logits.width.factor
+    ids = structure.words.ids[rows].tolist()
+    is_tied = structure.head == structure.words.table
+    inputs = unit_vectors(ids, vocabulary) if is_tied else None
+    loss = cross_entropy_of(logits, unit_vectors(targets.words, vocabulary), inputs)
     watched = [probe for probe in net.program.probes if probe.name in WATCHED]
-    # of the words that a step moves by order 1
-    batch = unit_vectors(sorted({*ids, *targets.words}), size)
-    of_batch = size * mean_dot(logits[:, None], batch[None, :])
+    # the logits of the words that a step moves by order 1
+    words_of_batch = sorted({*ids, *targets.words})
+    units = unit_vectors(words_of_batch, vocabulary)
+    of_batch = vocabulary * mean_dot(logits[:, None], units[None, :])
     ends = [Probe("logits", of_batch.reshape(-1)), Probe("vocabulary", logits)]
     step = Program(loss, name, [*watched, *ends])
     step._gaussian, step._notes = net.program._gaussian, net.program._notes

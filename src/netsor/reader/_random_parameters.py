@@ -8,7 +8,7 @@ orientation the module uses it.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
@@ -43,7 +43,7 @@ from ..programs._program import Program
 from ._axes import Scalars, Vectors, View, refuse_if
 from ._interleaved import ZERO, Interleaved
 from ._laws import Parameter
-from ._layout import Layout, Permute
+from ._layout import Index, Layout, Permute
 
 # columns of a matrix that are drawn one by one, at most, where it acts on given numbers
 MAX_COLUMNS = 64
@@ -350,11 +350,62 @@ class Draws:
         """
         if w.name in self.ids:
             return self._product_of_table(w, x)
-        law = self._law_for(w.name, "a matrix")
         if given is not None and w.name in self.of_given_numbers:
+            self._law_for(w.name, "a matrix")
             return self._sum_of_columns(w, given)
-        refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
         out, into = w.shape[0], math.prod(w.shape[1:])
+        law = self._law_of_matrix(w, into)
+        std = law.std * math.sqrt(into)
+        if w.name == self.head:
+            transposed = w.viewed(Permute((1, 0)))
+            if self._is_whole(w) or self._is_whole(transposed):
+                return Scalars(
+                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
+                )
+        return Vectors.of(self._matrix(w, out, into, std) @ x)
+
+    def products(self, w: Random, x: Vector, *, each: bool) -> Vectors:
+        """W_b x for a parameter W of shape (batch, out, in), or W_b x[b] with `each`.
+
+        The matrices are one batch, unless some of them acted alone before.
+        """
+        batch, out, into = w.shape
+        law = self._law_of_matrix(w, into)
+        std = law.std * math.sqrt(into)
+        slices = [w.viewed(Index(0, number)) for number in range(batch)]
+        drawn = self._matrices.setdefault(w.name, {})
+        if drawn.keys().isdisjoint(map(Part.of, slices)):
+            self._draw_batch(slices, out, into, std)
+        matrices = [self._matrix(part, out, into, std) for part in slices]
+        first = matrices[0]
+        if all(matrix.source is first.source for matrix in matrices):
+            members = np.array([matrix.members for matrix in matrices])
+            whole = replace(first, members=members)
+            return Vectors.of(whole.each(x) if each else whole @ x)
+        products = [
+            matrix @ (x[number] if each else x)
+            for number, matrix in enumerate(matrices)
+        ]
+        return Vectors.of(join([product[None] for product in products]))
+
+    def _draw_batch(
+        self, slices: Sequence[Random], out: int, into: int, std: float
+    ) -> None:
+        """Draw parts of a parameter, of which none acted before, as one batch."""
+        name = self.names.get(slices[0].name, slices[0].name)
+        whole = weight(out, into, len(slices), std, name=name)
+        drawn = self._matrices[slices[0].name]
+        new: dict[Part, DrawnMatrix] = {}
+        for number, part in enumerate(slices):
+            self._refuse_overlap(part)
+            as_part = not _is_turned(part)
+            new[Part.of(part)] = DrawnMatrix(whole[number], as_part)
+        drawn.update(new)
+
+    def _law_of_matrix(self, w: Random, into: int) -> Parameter:
+        """The law of a parameter that is used as a matrix with so many columns."""
+        law = self._law_for(w.name, "a matrix")
+        refuse_if(law.mean, f"the matrix {w.name} has entries of mean {law.mean:g}")
         self._stand_in(law, into)
         refuse_if(
             law.zero_rows,
@@ -365,31 +416,32 @@ class Draws:
             not all(w.layout.strides),
             f"the matrix {w.name} repeats its rows or columns",
         )
-        std = law.std * math.sqrt(into)
-        if w.name == self.head:
-            transposed = w.viewed(Permute((1, 0)))
-            if self._is_whole(w) or self._is_whole(transposed):
-                return Scalars(
-                    drawn_logits(x, vocabulary=out, sigma=std, frozen=w.frozen)
-                )
-        return Vectors.of(self._matrix(w, out, into, std) @ x)
+        return law
 
     def _matrix(self, w: Random, out: int, into: int, std: float) -> Any:
         """The matrix of a parameter, or of a part of it, drawn when first used."""
         part = Part.of(w)
         as_part = not _is_turned(w)
         drawn = self._matrices.setdefault(w.name, {})
-        refuse_if(
-            any(part != other and part.overlaps(other) for other in drawn),
-            f"parts of {w.name} that overlap act as different matrices",
-        )
         if part not in drawn:
+            self._refuse_overlap(w)
             name = self.names.get(w.name, w.name)
             drawn[part] = DrawnMatrix(weight(out, into, std=std, name=name), as_part)
         matrix = _used_as(w, drawn[part].weight)
         if drawn[part].as_part != as_part:
             return matrix.T
         return matrix
+
+    def _refuse_overlap(self, w: Random) -> None:
+        """Reject a part that has entries in common with one that acted before."""
+        part = Part.of(w)
+        refuse_if(
+            any(
+                part != other and part.overlaps(other)
+                for other in self._matrices[w.name]
+            ),
+            f"parts of {w.name} that overlap act as different matrices",
+        )
 
     def acts_row_by_row(self, w: Random) -> bool:
         """Whether a matrix is read as the vectors that its rows are.
@@ -440,10 +492,11 @@ class Draws:
 
         Its columns may be in another order, as those for images that were flattened.
         """
-        rows, *others = self.laws[w.name].shape
-        row_size = math.prod(others)
-        has_all_rows = w.layout.strides[0] == row_size and w.shape[0] == rows
-        return has_all_rows and w.layout.size == rows * row_size
+        rows, *other_sizes = self.laws[w.name].shape
+        row_size = math.prod(other_sizes)
+        layout = w.layout
+        has_all_rows = w.shape[0] == rows and layout.strides[0] == row_size
+        return has_all_rows and layout.size == rows * row_size
 
     def _product_of_table(self, w: Random, x: Vector) -> Vectors | Scalars:
         """The product of vectors with a table whose rows were looked up."""
@@ -454,26 +507,17 @@ class Draws:
         if self.trained:
             return Vectors.of(_used_as(w, self._table(w.name)).T @ x)
         table = self._embedding(w.name)
-        mean = self.laws[w.name].mean
-        refuse_if(mean, f"the table {w.name} has entries of mean {mean:g}")
+        law = self.laws[w.name]
+        refuse_if(law.mean, f"the table {w.name} has entries of mean {law.mean:g}")
         if w.frozen:
             table = table.as_constants()
         words = w.shape[0]
         logits = table.logits(x, words)
         if words > len(table.known):
-            self._stand_in(self.laws[w.name], w.shape[1])
-        zero_rows = list(self.laws[w.name].zero_rows)
-        if not zero_rows:
+            self._stand_in(law, w.shape[1])
+        if not law.zero_rows:
             return Scalars(logits)
-        # Logits of rows of zeros are 0. They are words of standard deviation 0, because
-        # they have a gradient.
-        flat = x.reshape(-1)
-        zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
-        zero: Scalar = zero_words @ root(mean_dot(flat, flat))
-        zero = zero.transpose().reshape(*x.shape, len(zero_rows))
-        order = np.arange(words)
-        order[zero_rows] = words + np.arange(len(zero_rows))
-        return Scalars(join([logits, zero], -1)[..., order])
+        return Scalars(_with_zero_logits(logits, x, list(law.zero_rows)))
 
     def _embedding(self, name: str) -> nn.Embedding:
         """The embedding that a table is; only its rows at known ids are drawn."""
@@ -539,37 +583,41 @@ class Draws:
         """A parameter as vectors, with their coordinates along one of its axes.
 
         Such are biases, learned positions, a class token, and the taps of a depthwise
-        convolution.
+        convolution. Each vector is a row of the storage, or several rows end to end.
         """
         law = self._law_for(x.name, "vectors")
         axis %= len(x.shape)
-        size, step = x.shape[axis], x.layout.strides[axis] if x.shape[axis] > 1 else 1
-        starts = x.layout.positions(without=axis)
-        known = self._rows.setdefault(x.name, DrawnRows(law, length=size, step=step))
+        size = x.shape[axis]
+        step = x.layout.strides[axis] if size > 1 else 1
+        drawn = self._rows.setdefault(x.name, DrawnRows(law, length=size, step=step))
         if law.distribution is None:
             self._stand_in(law, None)
         refuse_if(
             law.zero_rows,
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
         )
-        length = known.length
-        numbers, first = known.numbers_of(starts)
+        first_rows, offsets = drawn.numbers_of(x.layout.positions(without=axis))
+        length = drawn.length
+        has_other_step = step != drawn.step and size > 1
+        has_parts_of_rows = bool(size % length) or offsets.any()
+        joins_strided_rows = size != length and step > 1
         refuse_if(
-            (step != known.step and size > 1)
-            or size % length
-            or first.any()
-            or (size != length and step > 1),
+            has_other_step or has_parts_of_rows or joins_strided_rows,
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
             " entries",
         )
-        rows = numbers[..., None] + np.arange(size // length)
-        known.add([int(row) for row in np.unique(rows)])
-        if len(known.drawn) == 1 and known.step == 1:
-            of_drawn = np.array(list(known.index_of_row))
-            self._rows_of_vectors[known.drawn[0]] = Rows(x.name, of_drawn)
-        vectors = known.joined[known.indices(rows)]
-        vectors = vectors[..., 0] if size == length else concat(vectors, axis=-1)
-        vectors = stop_gradient(vectors) if x.frozen else vectors
+        rows = first_rows[..., None] + np.arange(size // length)
+        drawn.add([int(row) for row in np.unique(rows)])
+        if len(drawn.drawn) == 1 and drawn.step == 1:
+            of_drawn = np.array(list(drawn.index_of_row))
+            self._rows_of_vectors[drawn.drawn[0]] = Rows(x.name, of_drawn)
+        vectors = drawn.joined[drawn.indices(rows)]
+        if size == length:
+            vectors = vectors[..., 0]
+        else:
+            vectors = concat(vectors, axis=-1)
+        if x.frozen:
+            vectors = stop_gradient(vectors)
         return Vectors.of(vectors, axis)
 
     def without_gradient(self, x: Vectors) -> Vectors:
@@ -606,28 +654,25 @@ class Draws:
     def entries(self, x: Vectors) -> Scalars:
         """The coordinates of vectors as scalars: products with the unit vectors.
 
-        The vectors themselves can still be used.
+        The vectors themselves can still be used. Only the pieces of coordinates that
+        the view shows are multiplied.
         """
         width = x.value.width.factor
+        # the storage has room for two coordinates of each vector or more
         vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
-        size = len(np.unique(coordinates)) if x.is_interleaved else x.shape[x.axis]
+        if x.is_interleaved:
+            size, piece = len(np.unique(coordinates)), 1
+        else:
+            size, piece = x.shape[x.axis], x.piece
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        # only the pieces of coordinates that the view shows
-        piece = 1 if x.is_interleaved else x.piece
         pieces = vectors * (width // piece) + coordinates // piece
         distinct, index_of = np.unique(pieces, return_inverse=True)
         key = x.value, piece, tuple(distinct.tolist())
         if key not in self._entries:
-            vectors_of_pieces = x.value
-            if piece != width:
-                vectors_of_pieces = split(x.value, width // piece, x.value.ndim)
-            unit_vectors = data(np.eye(piece))
-            shown = vectors_of_pieces.take(distinct)
-            products: Scalar = piece * mean_dot(shown, unit_vectors)
-            self._entries[key] = products.reshape(-1)
+            self._entries[key] = _entries_of_pieces(x.value, piece, distinct)
         positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
         return Scalars(self._entries[key].take(positions))
 
@@ -702,11 +747,37 @@ def _is_row_major(w: Random) -> bool:
     return row_major
 
 
+def _entries_of_pieces(vectors: Vector, piece: int, indices: Ints) -> Scalar:
+    """The coordinates of some pieces of vectors, one after the other, as scalars."""
+    pieces_per_vector = vectors.width.factor // piece
+    pieces = vectors
+    if pieces_per_vector > 1:
+        pieces = split(vectors, pieces_per_vector, vectors.ndim)
+    unit_vectors = data(np.eye(piece))
+    products: Scalar = piece * mean_dot(pieces.take(indices), unit_vectors)
+    return products.reshape(-1)
+
+
 def _listed(names: list[str]) -> str:
     """Some names, and how many others there are."""
     shown = ", ".join(names[:SHOWN_NAMES])
     others = len(names) - SHOWN_NAMES
     return f"{shown} and {others} more" if others > 0 else shown
+
+
+def _with_zero_logits(logits: Any, x: Vector, zero_rows: list[int]) -> Any:
+    """The logits (…, words), of which those of rows of zeros are replaced by 0.
+
+    They are those of words of standard deviation 0, because they have a gradient.
+    """
+    flat = x.reshape(-1)
+    zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
+    zeros: Scalar = zero_words @ root(mean_dot(flat, flat))
+    zeros = zeros.transpose().reshape(*x.shape, len(zero_rows))
+    words = logits.shape[-1]
+    order = np.arange(words)
+    order[zero_rows] = words + np.arange(len(zero_rows))
+    return join([logits, zeros], -1)[..., order]
 
 
 def _used_as(parameter: Random, matrix: Weight) -> Weight:

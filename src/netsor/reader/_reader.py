@@ -168,10 +168,12 @@ class Reader(ABC):
         for node in self.graph.nodes:
             if name_of(node) != "embedding" or node in self.env:
                 continue
-            table = self.env.get(node.args[0])
-            if isinstance(table, Random) and node.args[1] in self.env:
-                new = self.as_array(self.env[node.args[1]]).ravel()
-                ids[table.name] = np.union1d(ids.get(table.name, new), new)
+            table_node, ids_node = node.args[:2]
+            table = self.env.get(table_node)
+            if isinstance(table, Random) and ids_node in self.env:
+                new_ids = self.as_array(self.env[ids_node]).ravel()
+                earlier = ids.get(table.name, new_ids)
+                ids[table.name] = np.union1d(earlier, new_ids)
         return ids
 
     def _of_given_numbers(self) -> set[str]:
@@ -179,20 +181,24 @@ class Reader(ABC):
 
         At most `MAX_COLUMNS` of their columns are multiplied by a number that is not 0.
         """
-        inputs: dict[str, list[Any]] = {}
+        factors_of: dict[str, list[Any]] = {}
         for node in self.graph.nodes:
             parameter = self.env.get(node)
             if isinstance(parameter, Random):
-                inputs.setdefault(parameter.name, []).extend(self._factors(node))
+                factors = factors_of.setdefault(parameter.name, [])
+                factors.extend(self._factors(node))
         names = set()
-        for name, factors in inputs.items():
+        for name, factors in factors_of.items():
             distribution = self.graph.laws[name].distribution
             if distribution is None or distribution.is_normal or not factors:
                 continue
             if any(x is None for x in factors):
                 continue
-            columns = [x.reshape(-1, x.shape[-1]).any(axis=0) for x in factors]
-            if sum(int(is_used.sum()) for is_used in columns) <= MAX_COLUMNS:
+            used_columns = [
+                np.count_nonzero(x.reshape(-1, x.shape[-1]).any(axis=0))
+                for x in factors
+            ]
+            if sum(used_columns) <= MAX_COLUMNS:
                 names.add(name)
         return names
 
@@ -223,11 +229,13 @@ class Reader(ABC):
             if node.op == "call_function" and node not in self.env:
                 self.env[node] = self._result(node)
                 self._add_probes(node, returned.get(node, []))
-        values = []
-        for node in self.graph.outputs:
-            x = self.env[node] if hasattr(node, "op") else None
-            if isinstance(x, (*VALUES, Deferred, Patchwork)):
-                values.append(self._output(node))
+        random_nodes = [
+            node
+            for node in self.graph.outputs
+            if hasattr(node, "op")
+            and isinstance(self.env[node], (*VALUES, Deferred, Patchwork))
+        ]
+        values = [self._output(node) for node in random_nodes]
         if not values:
             raise UnsupportedError(
                 f"{self.graph.name} returns nothing random: {self._why_constant()}"
@@ -250,10 +258,7 @@ class Reader(ABC):
 
     def _add_probes(self, node: Node, returned_by: list[str]) -> None:
         """Probe a softmax, and a node that modules (their paths) return."""
-        of_scores = name_of(node) in SOFTMAX and isinstance(
-            self.env[node.args[0]], Scalars
-        )
-        if of_scores and isinstance(self.env[node], Scalars):
+        if self._is_softmax_of_scores(node):
             path = path_of(node)
             for probe in self.attention(node):
                 name = f"{path}.{probe.name}" if path else probe.name
@@ -261,16 +266,25 @@ class Reader(ABC):
         if node in self.streams:
             self._make_stream(node, self.streams[node])
         result = self.env[node]
-        has_value = isinstance(result, Vectors | Scalars) or (
-            isinstance(result, Deferred) and result.is_tensor
-        )
+        is_deferred_tensor = isinstance(result, Deferred) and result.is_tensor
+        has_value = isinstance(result, Vectors | Scalars) or is_deferred_tensor
         if returned_by and has_value:
             with suppress(Refusal):  # it may still be used as something else
-                value = self.value(self.env[node])
+                value = self.value(result)
                 self.probes += [Probe(path, value) for path in returned_by]
 
+    def _is_softmax_of_scores(self, node: Node) -> bool:
+        """Whether a node is a softmax whose scores and weights are scalars."""
+        if name_of(node) not in SOFTMAX:
+            return False
+        scores, weights = self.env[node.args[0]], self.env[node]
+        return isinstance(scores, Scalars) and isinstance(weights, Scalars)
+
     def _make_stream(self, node: Node, rows: Ints) -> None:
-        """Make the tokens of a stream a value of their own, which has a gradient."""
+        """Make the tokens of a stream a value of their own, which has a gradient.
+
+        `rows` are the rows of the stream that are tokens; others are padding.
+        """
         stream = self.vectors(node)
         read = self.env[node]
         axis = read.axis if isinstance(read, Vectors) else -1
@@ -283,11 +297,12 @@ class Reader(ABC):
             self.tokens[node] = stream.reshape(-1)
             return
         flat = stream.reshape(-1)
-        others = np.setdiff1d(np.arange(stream.size), rows)
+        padding = np.setdiff1d(np.arange(stream.size), rows)
         tokens = 1.0 * flat[rows]
-        order = np.argsort(np.concatenate([rows, others]))
-        whole = join([tokens, flat[others]])[order]
-        self.env[node] = Vectors.of(whole.reshape(*stream.shape), axis)
+        tokens_then_padding = join([tokens, flat[padding]])
+        original_order = np.argsort(np.concatenate([rows, padding]))
+        whole = tokens_then_padding[original_order].reshape(*stream.shape)
+        self.env[node] = Vectors.of(whole, axis)
         self.tokens[node] = tokens
 
     def _why_constant(self) -> str:

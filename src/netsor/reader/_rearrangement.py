@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -77,10 +76,12 @@ def expand(call: Call, x: Tensor, shape: Shape) -> Tensor:
 
     A single coordinate that is repeated is a scalar.
     """
-    x = call.settled(x) if isinstance(x, Linear) else x
+    if isinstance(x, Linear):
+        x = call.settled(x)
     if isinstance(x, Vectors) and not x.is_interleaved and x.shape[x.axis] == 1:
         repeats_coordinate = shape[x.from_end] > 1
-        x = call.draws.entries(x) if repeats_coordinate else x
+        if repeats_coordinate:
+            x = call.draws.entries(x)
     if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
         return replace(x, expanded=shape)
     return rearranged(call, x, Expand(shape))
@@ -128,9 +129,13 @@ def pick(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 def pieces(call: Call, x: Tensor, axis: int) -> list[Tensor]:
     """One part after the other along an axis, of the sizes that the call returns."""
     axis %= len(x.shape)
-    sizes = [shape[axis] for shape in call.shapes]
-    bounds = np.cumsum([0, *sizes]).tolist()
-    return [pick(call, x, axis, slice(*ends)) for ends in pairwise(bounds)]
+    parts = []
+    start = 0
+    for shape in call.shapes:
+        stop = start + shape[axis]
+        parts.append(pick(call, x, axis, slice(start, stop)))
+        start = stop
+    return parts
 
 
 def entries_along(call: Call, x: Tensor, axis: int) -> list[Tensor]:
@@ -157,19 +162,25 @@ def gather(call: Call, x: Tensor, axis: int, index: Any) -> Tensor:
 
 def indexed(call: Call, x: Tensor, indices: Any) -> Tensor:
     """`x[:, ids]`, with one array of integers or booleans."""
-    by_axis = [(axis, index) for axis, index in enumerate(indices) if index is not None]
-    mask = by_axis[0][1] if len(indices) == 1 else None
-    if isinstance(mask, np.ndarray) and mask.dtype == bool and mask.ndim > 1:
+    if len(indices) == 1 and _is_mask(indices[0]):
         # the entries of the first axes where a given mask is true
+        (mask,) = indices
         flat = reshape(call, x, (mask.size, *x.shape[mask.ndim :]))
         return pick(call, flat, 0, np.flatnonzero(mask))
+    by_axis = {axis: index for axis, index in enumerate(indices) if index is not None}
     if len(by_axis) == 1:
-        axis, index = by_axis[0]
+        ((axis, index),) = by_axis.items()
         if not is_random(index) and index.ndim <= 1:
             return pick(call, x, axis, index)
     raise Refusal(
         "several arrays of indices, or indices that are random or have several axes"
     )
+
+
+def _is_mask(index: Any) -> bool:
+    """Whether an index is a given mask of several axes."""
+    is_array = isinstance(index, np.ndarray)
+    return is_array and index.dtype == bool and index.ndim > 1
 
 
 # Joins
@@ -202,7 +213,11 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
 
 
 def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Tensor:
-    """x with values added at given indices along an axis; some may be equal."""
+    """x with values added at given indices along an axis; some may be equal.
+
+    Equal indices are added one after another: in each round, every entry of x gets one
+    value or zero.
+    """
     refuse_if(not isinstance(index, np.ndarray), RANDOM_INDICES)
     axis %= len(call.shape)
     size = call.shape[axis]
@@ -210,14 +225,14 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     count = len(index)
     # the values, and zeros after them: entry `count` adds nothing
     zeros = np.zeros(_with_size(call.shape, axis, 1))
-    longer = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
-    with_zeros = concatenate(longer, [values, zeros], axis)
-    # how often each index has come before; equal indices are added one after another
-    times = [int((index[:k] == index[k]).sum()) for k in range(count)]
-    for time in range(max(times, default=-1) + 1):
-        rows_at_time = np.flatnonzero(np.equal(times, time))
+    longer_call = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
+    with_zeros = concatenate(longer_call, [values, zeros], axis)
+    # how often each index has come before
+    round_of_value = [int((index[:k] == index[k]).sum()) for k in range(count)]
+    for round_number in range(max(round_of_value, default=-1) + 1):
+        in_round = np.flatnonzero(np.equal(round_of_value, round_number))
         value_of_entry = np.full(size, count)
-        value_of_entry[index[rows_at_time]] = rows_at_time
+        value_of_entry[index[in_round]] = in_round
         x = add(call, pick(call, with_zeros, axis, value_of_entry), x)
     return x
 
@@ -237,14 +252,12 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     tensors = [call.settled(x) for x in tensors]
     if any(isinstance(x, Scalars) for x in tensors):
         return _joined_with_numbers(tensors, axis)
-    axes = {x.axis for x in tensors if isinstance(x, Vectors)}
-    refuse_if(len(axes) > 1, "torch.cat of vectors along different axes")
-    (coordinates,) = axes  # the axis of the coordinates of all vectors
-    vectors = []
-    for x in tensors:
-        if not isinstance(x, Vectors):
-            x = _given_vectors(x, coordinates)
-        vectors.append(x)
+    coordinate_axes = {x.axis for x in tensors if isinstance(x, Vectors)}
+    refuse_if(len(coordinate_axes) > 1, "torch.cat of vectors along different axes")
+    (coordinates,) = coordinate_axes
+    vectors = [
+        x if isinstance(x, Vectors) else _given_vectors(x, coordinates) for x in tensors
+    ]
     if axis == coordinates:
         return end_to_end(vectors, coordinates)
     # a plain vector has no axis of coordinates
@@ -259,18 +272,19 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
     `sizes` are those before and after along the last axis, then along the one before
     it, and so on; negative ones cut the tensor.
     """
-    for number in range(len(sizes) // 2):
+    pairs = zip(sizes[0::2], sizes[1::2], strict=True)
+    for number, (before, after) in enumerate(pairs):
         axis = len(x.shape) - 1 - number
-        before, after = sizes[2 * number : 2 * number + 2]
         size = x.shape[axis]
         if before < 0 or after < 0:
-            rest = slice(max(-before, 0), size - max(-after, 0))
-            x = pick(call, x, axis, rest)
+            start, stop = max(-before, 0), size - max(-after, 0)
+            x = pick(call, x, axis, slice(start, stop))
         shape = tuple(x.shape)
         front = np.full(_with_size(shape, axis, max(before, 0)), value)
         back = np.full(_with_size(shape, axis, max(after, 0)), value)
-        padded = call._replace(shapes=[_with_size(shape, axis, size + before + after)])
-        x = concatenate(padded, [front, x, back], axis)
+        padded_shape = _with_size(shape, axis, size + before + after)
+        padded_call = call._replace(shapes=[padded_shape])
+        x = concatenate(padded_call, [front, x, back], axis)
     return x
 
 

@@ -149,11 +149,11 @@ class _Stream:
     def _parallel(self, node: Node) -> list[Node]:
         """The branches that are added to each other before they join the stream."""
         inputs = node.all_input_nodes
-        if name_of(node) != "add" or len(inputs) != 2:
+        is_sum = name_of(node) == "add" and len(inputs) == 2
+        if not is_sum or not all(self._is_inside(x, self.shape) for x in inputs):
             return [node]
-        if not all(self._is_inside(x, self.shape) for x in inputs):
-            return [node]
-        return [term for x in inputs for term in self._parallel(x)]
+        left, right = inputs
+        return [*self._parallel(left), *self._parallel(right)]
 
     def _is_inside(self, x: Node, shape: Shape) -> bool:
         """Whether a node is a random tensor of the block with this shape."""
@@ -263,6 +263,6 @@ def _turned(user: Node, axes: tuple[int, ...]) -> tuple[int, ...] | None:
         axis0, axis1 = user.args[1:3]
         swapped[axis0], swapped[axis1] = swapped[axis1], swapped[axis0]
         return tuple(swapped)
-    if len(shape_of(user)) != len(axes):
-        return None
-    return axes if shape_of(user) == shape_of(user.all_input_nodes[0]) else None
+    source = user.all_input_nodes[0]
+    keeps_axes = len(shape_of(user)) == len(axes) and shape_of(user) == shape_of(source)
+    return axes if keeps_axes else None

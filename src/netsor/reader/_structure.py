@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import pairwise
@@ -122,8 +122,8 @@ class Structure:
         """The rows of a stream of a block that are tokens."""
         shape = shape_of(stream)
         rows = math.prod(shape) // shape[block.coordinate_axis]
-        stack = next(k for k, stack in enumerate(self.stacks) if block in stack)
-        is_token = _given_tokens(self.graph, len(self.stacks), stack)
+        numbers = [k for k, stack in enumerate(self.stacks) if block in stack]
+        is_token = _given_tokens(self.graph, len(self.stacks), stack=numbers[0])
         if is_token is None or is_token.size != rows:
             return np.arange(rows)
         return np.flatnonzero(is_token)
@@ -140,10 +140,10 @@ class Structure:
 
     def follows(self, block: Block) -> bool:
         """Whether a block adds to the stream that the block before it returns."""
+        if any(block is stack[0] for stack in self.stacks):
+            return block.start is block.before
         number = self.blocks.index(block)
-        is_first = any(block is stack[0] for stack in self.stacks)
-        earlier = block.before if is_first else self.blocks[number - 1].stream
-        return block.start is earlier
+        return block.start is self.blocks[number - 1].stream
 
     @cached_property
     def places(self) -> dict[str, Place]:
@@ -155,11 +155,10 @@ class Structure:
             places[self.words.table] = Place(None, "embedding")
         for number, block in enumerate(self.blocks):
             for kind, parameters in block.matrices.items():
+                place = Place(number, kind)
                 for parameter in parameters:
-                    earlier = places.get(parameter)
-                    place = Place(number, kind)
-                    if earlier is not None:
-                        _refuse_two_kinds(parameter, earlier, place)
+                    if parameter in places:
+                        _refuse_two_kinds(parameter, places[parameter], place)
                     places[parameter] = place
         return places
 
@@ -184,9 +183,13 @@ OF_PADDING = ("padding_mask", "key_padding_mask", "src_key_padding_mask")
 
 
 def _given_tokens(graph: Graph, stacks: int, stack: int) -> Bools | None:
-    """Which entries of the batch are tokens, from the inputs; None if all are."""
-    of_encoder = stacks == 2 and stack == 0
-    names = OF_TOKENS if stacks == 1 else OF_TOKENS[:1] if of_encoder else OF_TOKENS[1:]
+    """Which entries of the batch are tokens, from the inputs; None if all are.
+
+    `stack` is one of `stacks` stacks: of two, the first one is the encoder.
+    """
+    names: tuple[str, ...] = OF_TOKENS
+    if stacks == 2:
+        names = OF_TOKENS[:1] if stack == 0 else OF_TOKENS[1:]
     for node in graph.inputs:
         mask = graph.constants[node]
         if getattr(mask, "ndim", 0) != 2:
@@ -253,11 +256,12 @@ def _stacks_of_modules(graph: Graph, problems: list[str]) -> list[Stack]:
     order = {node: position for position, node in enumerate(graph.nodes)}
     stacks: list[Stack] = []
     for paths in _numbered(calls):
-        parts = [part for path in paths for part in calls[path]]
+        parts: list[Part] = []
+        for path in paths:
+            parts += calls[path]
         parts.sort(key=lambda part: order[part.nodes[0]])
-        stacks += _stack(
-            graph, before=_stream_into(graph, parts[0]), parts=parts, problems=problems
-        )
+        before = _stream_into(graph, parts[0])
+        stacks += _stack(graph, before=before, parts=parts, problems=problems)
     return stacks
 
 
@@ -301,10 +305,11 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
 
     A block extends from the first node of one number to the first node of the next.
     """
-    starts: dict[str, int] = {}
+    starts: dict[str, int] = {}  # of the outermost numbered paths
     for position, node in enumerate(graph.nodes):
         for path in paths_of(node):
-            if match := re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path):
+            match = re.match(r"((?:.*?\.)?\d+)(?:\.|$)", path)
+            if match is not None:
                 starts.setdefault(match[1], position)
     stacks: list[Stack] = []
     for paths in _numbered(starts):
@@ -316,7 +321,8 @@ def _stacks_of_loops(graph: Graph, problems: list[str]) -> list[Stack]:
             for path, (start, stop) in zip(paths, pairwise(cuts), strict=True)
         ]
         inputs = graph.nodes[cuts[0]].all_input_nodes
-        before = next((x for x in inputs if graph.is_random(x)), None)
+        random_inputs = [x for x in inputs if graph.is_random(x)]
+        before = random_inputs[0] if random_inputs else None
         stacks += _stack(graph, before, parts=iterations, problems=problems)
     return stacks
 
@@ -365,20 +371,20 @@ def _blocks_of_group(graph: Graph, group: dict[int, Numbered]) -> list[Block]:
     should be a block, and is not.
     """
     blocks: list[Block] = []
-    others: list[tuple[Part, NotABlockError]] = []
+    no_blocks: list[tuple[Part, NotABlockError]] = []
     for module in group.values():
-        inside = [
-            block
-            for members in module.groups.values()
-            for block in _blocks_of_group(graph, members)
-        ]
-        blocks += inside
-        for part in [] if inside else module.parts:
+        inner_blocks: list[Block] = []
+        for members in module.groups.values():
+            inner_blocks += _blocks_of_group(graph, members)
+        if inner_blocks:
+            blocks += inner_blocks
+            continue
+        for part in module.parts:
             try:
                 blocks.append(_block_after(graph, part, before=None, is_staged=True))
             except NotABlockError as problem:
-                others.append((part, problem))
-    for part, reason in others:
+                no_blocks.append((part, problem))
+    for part, reason in no_blocks:
         if blocks and _keeps_shape(graph, part):
             raise reason
     return blocks
@@ -476,12 +482,14 @@ def _numbered(paths: Iterable[str]) -> list[list[str]]:
 
     No path is inside another one.
     """
-    groups: dict[str, list[tuple[int, str]]] = {}
+    groups: dict[str, dict[int, str]] = {}
     for path in paths:
         match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
-        if match and not re.search(r"(^|\.)\d+\.", path):
-            groups.setdefault(match[1], []).append((int(match[2]), path))
-    return [[path for _, path in sorted(group)] for group in groups.values()]
+        is_inside_another = re.search(r"(^|\.)\d+\.", path) is not None
+        if match is not None and not is_inside_another:
+            prefix, number = match.groups()
+            groups.setdefault(prefix, {})[int(number)] = path
+    return [[group[number] for number in sorted(group)] for group in groups.values()]
 
 
 # Blocks
@@ -574,27 +582,26 @@ def _named_branches(graph: Graph, sums: Sums, inside: set[Node]) -> list[Branch]
     attention: a recurrence, or a convolution. If none is known to mix tokens, the first
     of several branches counts.
     """
+    branch_of = partial(_branch, graph, carriers=sums.carriers, inside=inside)
     mixes = partial(_mixes, graph, sums, inside)
     branches: list[Branch] = []
     for term in sums.terms:
-        parallel = [
-            _branch(graph, term=x, carriers=sums.carriers, inside=inside)
-            for x in term.branches
-        ]
-        if _is_one_branch(parallel, [mixes(branch) for branch in parallel]):
-            parallel = [
-                _branch(graph, term=term.node, carriers=sums.carriers, inside=inside)
-            ]
+        parallel = [branch_of(term=node) for node in term.branches]
+        mixing = [mixes(branch) for branch in parallel]
+        if _is_one_branch(parallel, mixing):
+            parallel = [branch_of(term=term.node)]
         branches += parallel
     if any(branch.name != "mlp" for branch in branches):
         return branches
-    mixers = [branch for branch in branches if mixes(branch)]
-    if not mixers and len(branches) > 1:
-        mixers = branches[:1]
-    return [
-        branch._replace(name="attention") if branch in mixers[:1] else branch
-        for branch in branches
-    ]
+    mixing = [mixes(branch) for branch in branches]
+    if True in mixing:
+        position = mixing.index(True)
+    elif len(branches) > 1:
+        position = 0
+    else:
+        return branches
+    first_mixer = branches[position]._replace(name="attention")
+    return [*branches[:position], first_mixer, *branches[position + 1 :]]
 
 
 def _is_one_branch(parallel: Sequence[Branch], mixing: Sequence[bool]) -> bool:
@@ -606,8 +613,10 @@ def _is_one_branch(parallel: Sequence[Branch], mixing: Sequence[bool]) -> bool:
     names = [branch.name for branch in parallel]
     if len({*names}) < len(names):
         return True
-    of_mixers = zip(names, mixing, strict=True)
-    return "attention" in names and ("mlp", True) in [*of_mixers]
+    has_recurrence = any(
+        name == "mlp" and mixes for name, mixes in zip(names, mixing, strict=True)
+    )
+    return "attention" in names and has_recurrence
 
 
 def _mixes(graph: Graph, sums: Sums, inside: set[Node], branch: Branch) -> bool:
@@ -633,7 +642,8 @@ def _mixes_tokens(graph: Graph, node: Node, tokens: int | None) -> bool:
         operands = node.args[1] if name == "einsum" else node.args
         return not any(_is_parameter(graph, x) for x in operands)
     if name in CONVOLUTIONS:
-        return max(shape_of(node.args[1])[2:]) > 1
+        kernel_sizes = shape_of(node.args[1])[2:]
+        return max(kernel_sizes) > 1
     return name in ("pad", "constant_pad_nd", *MAPS_OF_POSITIONS)
 
 
@@ -651,15 +661,16 @@ def _branch(
     if not softmaxes:
         return Branch("mlp", term, softmaxes)
 
-    def from_elsewhere(x: Node) -> bool:
+    def is_from_elsewhere(x: Node) -> bool:
         """Whether a node is a tensor of vectors outside the block and its stream."""
         if x in inside or x in carriers or x.op == "placeholder":
             return False
         return graph.is_random(x) and len(shape_of(x)) == 3
 
-    reached = {x for node in nodes for x in [node, *node.all_input_nodes]}
-    is_cross = any(from_elsewhere(x) for x in reached)
-    return Branch("cross" if is_cross else "attention", term, softmaxes)
+    for node in nodes:
+        if any(is_from_elsewhere(x) for x in (node, *node.all_input_nodes)):
+            return Branch("cross", term, softmaxes)
+    return Branch("attention", term, softmaxes)
 
 
 def _attends(graph: Graph, node: Node) -> bool:
@@ -703,12 +714,12 @@ def _may_be_gates(graph: Graph, node: Node, tokens: int) -> bool:
     if any(name_of(x) in TURNS for x in (node, *before)):
         return False
     products = [x for x in before if _is_product(x)]
-    routers = [
-        x for x in products if matrix_of(graph, x) and shape_of(x)[-1] == experts
-    ]
-    is_chosen = any(_chooses(x) or name_of(x) == "scatter" for x in before)
-    is_chosen |= name_of(node) == "scatter"
-    return is_chosen and bool(products) and len(routers) == len(products)
+    come_from_router = bool(products) and all(
+        matrix_of(graph, x) and shape_of(x)[-1] == experts for x in products
+    )
+    is_scatter = any(name_of(x) == "scatter" for x in (node, *before))
+    is_chosen = is_scatter or any(_chooses(x) for x in before)
+    return come_from_router and is_chosen
 
 
 def _is_product(node: Node) -> bool:
@@ -764,18 +775,23 @@ def _matrices(
         parameter = matrix_of(graph, node)
         if not parameter:
             continue
-        uses = kinds.get(parameter)
-        if not uses:  # its shape shows which end of an MLP it is
-            axis = 1 if name_of(node) in CONVOLUTIONS else -1
-            kind = "in" if shape_of(node.args[0])[axis] == width else "out"
-        elif len(uses) > 1:
+        uses = kinds.get(parameter, set())
+        if len(uses) > 1:
             kind = "qkv"
-        else:
+        elif uses:
             (kind,) = uses
+        else:
+            kind = _end_of_mlp(node, width)
         parameters = matrices.setdefault(kind, [])
         if parameter not in parameters:
             parameters.append(parameter)
     return matrices
+
+
+def _end_of_mlp(product: Node, width: int) -> str:
+    """Which end of an MLP a product is, by the shape of its input: "in" or "out"."""
+    channels = 1 if name_of(product) in CONVOLUTIONS else -1
+    return "in" if shape_of(product.args[0])[channels] == width else "out"
 
 
 def _kinds_by_use(
@@ -785,35 +801,50 @@ def _kinds_by_use(
     carriers: Collection[Node],
 ) -> dict[str, set[str]]:
     """The kinds of each parameter, by where its products are in the branches."""
-    kinds: dict[str, set[str]] = {}
-
     routers = _routers(graph, nodes)
+    kinds: dict[str, set[str]] = {
+        str(matrix_of(graph, router)): {"router"} for router in routers
+    }
 
     def record(kind: str, products: Iterable[Node]) -> None:
         for product in products:
             if product not in routers:
                 kinds.setdefault(str(matrix_of(graph, product)), set()).add(kind)
 
-    for router in routers:
-        kinds[str(matrix_of(graph, router))] = {"router"}
-
-    named = [(name, branch) for name, nodes in branches.items() for branch in nodes]
-    for name, branch in named:
-        ends = _nearest_products(graph, branch, carriers)
-        if name == "mlp":
-            record("out", ends)
-            for end in ends:
-                gates, inputs = _mlp_inputs(graph, end, carriers)
-                record("gate", gates)
-                record("in", inputs)
-            continue
-        record("output", ends)
-        for node in back(graph, root=branch, stop=carriers, within=set(nodes)):
-            if _attends(graph, node):
-                for kind, operand in _attended(graph, node)._asdict().items():
-                    if operand not in carriers:
-                        record(kind, _nearest_products(graph, operand, carriers))
+    for name, ends in branches.items():
+        for end in ends:
+            if name == "mlp":
+                products = _products_of_mlp(graph, end, carriers)
+            else:
+                products = _products_of_attention(graph, end, carriers, set(nodes))
+            for kind, of_kind in products:
+                record(kind, of_kind)
     return kinds
+
+
+def _products_of_mlp(
+    graph: Graph, branch: Node, carriers: Collection[Node]
+) -> Iterator[tuple[str, Iterable[Node]]]:
+    """The kinds of the products of an MLP that ends with a node, and these."""
+    ends = _nearest_products(graph, branch, carriers)
+    yield "out", ends
+    for end in ends:
+        gates, inputs = _mlp_inputs(graph, end, carriers)
+        yield "gate", gates
+        yield "in", inputs
+
+
+def _products_of_attention(
+    graph: Graph, branch: Node, carriers: Collection[Node], inside: set[Node]
+) -> Iterator[tuple[str, Iterable[Node]]]:
+    """The kinds of the products of attention that ends with a node, and these."""
+    yield "output", _nearest_products(graph, branch, carriers)
+    for node in back(graph, root=branch, stop=carriers, within=inside):
+        if not _attends(graph, node):
+            continue
+        for kind, operand in _attended(graph, node)._asdict().items():
+            if operand not in carriers:
+                yield kind, _nearest_products(graph, operand, carriers)
 
 
 def _nearest_products(
@@ -846,12 +877,10 @@ def _mlp_inputs(
 
     between = list(back(graph, root=end, stop=carriers, ends=is_product))
     inputs = {node for node in between if is_product(node)}
-    activated = {
-        product
-        for node in between
-        if name_of(node) in ACTIVATIONS
-        for product in _nearest_products(graph, node, carriers)
-    }
+    activated: set[Node] = set()
+    for node in between:
+        if name_of(node) in ACTIVATIONS:
+            activated.update(_nearest_products(graph, node, carriers))
     if len(inputs) == 2 and len(activated) == 1:
         return activated, inputs - activated
     return set(), inputs
@@ -867,16 +896,23 @@ class Attended(NamedTuple):
 
 def _attended(graph: Graph, softmax: Node) -> Attended:
     """Queries, keys and values of a softmax."""
-    score = None
-    for node in back(graph, softmax):
-        if name_of(node) in SCORE_PRODUCTS and not matrix_of(graph, node):
-            score = node
-            break
+    products = (
+        node for node in back(graph, softmax) if name_of(node) in SCORE_PRODUCTS
+    )
+    score = next((node for node in products if not matrix_of(graph, node)), None)
     if score is None:
         raise UnsupportedError(
             f"a softmax in {path_of(softmax)} does not act on products of queries and"
             " keys"
         )
+    operands = score.args[1:] if name_of(score) == "baddbmm" else score.args
+    # which of them are queries, if the front end knows it
+    query, key = score.meta.get("operands", operands[:2])
+    return Attended(query=query, key=key, value=_values_of(softmax))
+
+
+def _values_of(softmax: Node) -> Node:
+    """What the weights of a softmax multiply, in the first product that uses them."""
     users, reached = list(softmax.users), {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:
         reached.add(users[0])
@@ -885,11 +921,8 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
         raise UnsupportedError(
             f"the weights of a softmax in {path_of(softmax)} multiply no values"
         )
-    operands = score.args[1:] if name_of(score) == "baddbmm" else score.args
-    # which of them are queries, if the front end knows it
-    query, key = score.meta.get("operands", operands[:2])
     values = [x for x in users[0].args[:2] if x not in reached]
-    return Attended(query=query, key=key, value=values[-1])
+    return values[-1]
 
 
 def _head(graph: Graph, stream: Node) -> tuple[str | None, Node | None]:
@@ -924,13 +957,14 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by; None if it does not."""
     name = name_of(node)
     if name in CONVOLUTIONS:
-        weight, options = node.args[1], node.args
+        kernel, options = node.args[1], node.args
         groups = options[6] if len(options) > 6 else node.kwargs.get("groups", 1)
-        if groups > 1 and shape_of(weight)[1] == 1:  # taps of channels
+        is_depthwise = groups > 1 and shape_of(kernel)[1] == 1
+        if is_depthwise:  # taps of channels, and no matrix
             return None
-        matrix = viewed(weight)
+        parameter = viewed(kernel)
     elif name in MATRICES or name == "bmm":
-        matrix = viewed(node.args[MATRICES.get(name, 1)])
+        parameter = viewed(node.args[MATRICES.get(name, 1)])
     else:
         return None
-    return graph.parameters.get(matrix) if graph.is_random(matrix) else None
+    return graph.parameters.get(parameter) if graph.is_random(parameter) else None

@@ -86,25 +86,34 @@ def _use_of_sum(graph: Graph, node: Node, user: Node) -> Use | None:
     """A bias, or what is added to 1 to be a gain."""
     other = _other(user, node)
     if other is None:
-        number = next((x for x in user.args if not hasattr(x, "op")), None)
-        is_gain = number == 1 and all(
-            name_of(after) == "mul" and _is_normalised(_other(after, user))
-            for after in _users(user)
-        )
-        return Use(OFFSET) if is_gain else None
+        return Use(OFFSET) if _is_offset_of_gain(user) else None
     product = viewed(_unchanged(other))
     if name_of(product) in PRODUCTS:
         return Use(BIAS, _matrix_of(graph, product))
     return Use(BIAS) if _is_normalised(other) else None
 
 
+def _is_offset_of_gain(total: Node) -> bool:
+    """Whether a sum is 1 + x, and multiplies only what norms return."""
+    numbers = [x for x in total.args if not hasattr(x, "op")]
+    if not numbers or numbers[0] != 1:
+        return False
+    return all(
+        name_of(user) == "mul" and _is_normalised(_other(user, total))
+        for user in _users(total)
+    )
+
+
 def _users(node: Node) -> list[Node]:
     """The operations that use a node, or the same numbers in another type or shape."""
-    listed: list[Node] = []
+    users: list[Node] = []
     for user in node.users:
-        is_same = name_of(user) in (*SAME_STREAM, *REARRANGEMENTS)
-        listed += _users(user) if is_same else [user]
-    return listed
+        keeps_numbers = name_of(user) in (*SAME_STREAM, *REARRANGEMENTS)
+        if keeps_numbers:
+            users += _users(user)
+        else:
+            users.append(user)
+    return users
 
 
 def _argument(user: Node, node: Node) -> int:
@@ -128,14 +137,16 @@ def _unchanged(node: Node) -> Node:
 
 def _is_normalised(node: Node | None) -> bool:
     """Whether a node is what a norm returns: a root is a few steps before it."""
-    pending = [] if node is None else [(node, 0)]
+    if node is None:
+        return False
+    pending = [(node, 0)]
     while pending:
-        each, depth = pending.pop()
-        operation = name_of(each)
+        x, depth = pending.pop()
+        operation = name_of(x)
         if operation in OF_NORMS:
             return True
         if operation in STEPS and depth < MOST_STEPS:
-            pending += [(x, depth + 1) for x in each.all_input_nodes]
+            pending += [(before, depth + 1) for before in x.all_input_nodes]
     return False
 
 
@@ -173,11 +184,13 @@ def _table(graph: Graph, node: Node, net: Structure) -> dict[str, Use]:
         rows = graph.constants.get(indices)
         if viewed(indices) in graph.inputs or rows is None:
             return {}
-    name = graph.parameters.get(viewed(source))
-    if name is None or name in net.places or len(shape_of(viewed(source))) < 2:
+    table = viewed(source)
+    name = graph.parameters.get(table)
+    if name is None or name in net.places or len(shape_of(table)) < 2:
         return {}
-    same_row = rows is not None and rows.numel() > 1 and _is_constant(rows)
-    return {name: Use(TYPE if same_row else POSITION)}
+    # types are one row for all tokens
+    is_type = rows is not None and rows.numel() > 1 and _is_constant(rows)
+    return {name: Use(TYPE if is_type else POSITION)}
 
 
 def _is_constant(indices: object) -> bool:

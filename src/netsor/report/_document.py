@@ -185,7 +185,11 @@ def _item_text(item: Item) -> str:
     else:  # several names at once
         name = f"{item.name}: "
         indent = " " * STATUS_COLUMNS
-    paragraphs = [wrap(item.text, f"{item.status:<{STATUS_COLUMNS}}{name}", indent)]
+    status_and_name = f"{item.status:<{STATUS_COLUMNS}}{name}"
+    if item.text:
+        paragraphs = [wrap(item.text, status_and_name, indent)]
+    else:  # `wrap` of no text is empty
+        paragraphs = [status_and_name.rstrip()]
     for text in item.more:
         paragraphs.append(wrap(text, indent, indent))
     return "\n".join(paragraphs)
@@ -234,11 +238,12 @@ def _table_lines(table: Table) -> list[list[str]]:
     """
     lines: list[list[str]] = []
     for row in (table.head, *table.rows):
-        name, *texts = map(_cell_text, row)
+        name, *numbers = [_cell_text(cell) for cell in row]
         name_lines = wrap(name, rest="  ", width=FIRST).splitlines() or [""]
+        no_numbers = [""] * len(numbers)
         for line in name_lines[:-1]:
-            lines.append([line] + [""] * len(texts))
-        lines.append([name_lines[-1], *texts])
+            lines.append([line, *no_numbers])
+        lines.append([name_lines[-1], *numbers])
     return lines
 
 
@@ -250,10 +255,11 @@ def _columns_that_fit(widths: Sequence[int]) -> list[list[int]]:
     because 34 + 30 + 10 and two gaps fit, and the last column does not.
     """
     groups: list[list[int]] = [[]]
+    total = widths[0]  # of the first column and the last group, with gaps
     for k in range(1, len(widths)):
-        columns = (0, *groups[-1], k)
-        total = sum(GAP + widths[j] for j in columns) - GAP
+        total += GAP + widths[k]
         if groups[-1] and total > WIDTH:
             groups.append([])
+            total = widths[0] + GAP + widths[k]
         groups[-1].append(k)
     return groups

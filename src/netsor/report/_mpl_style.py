@@ -150,23 +150,19 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
     """
     if not lines:
         return
+    # heights are fractions of the axes
     to_axes = axes.transScale + axes.transLimits
     heights = {}
     for name, line in lines.items():
-        x, y = line.get_xdata()[-1], line.get_ydata()[-1]
-        heights[name] = float(to_axes.transform((x, y))[1])
-    names = sorted(heights, key=lambda name: heights[name])
-    gap = LABEL_GAP / (axes.figure.get_size_inches()[1] / axes.get_gridspec().nrows)
-    for lower, upper in pairwise(names):
-        heights[upper] = max(heights[upper], heights[lower] + gap)
-    excess = max(0.0, heights[names[-1]] - 1.0)
-    heights[names[-1]] -= excess
-    for upper, lower in pairwise(reversed(names)):
-        heights[lower] = min(heights[lower], heights[upper] - gap)
-    for name in names:
+        end = line.get_xdata()[-1], line.get_ydata()[-1]
+        _, height = to_axes.transform(end)
+        heights[name] = float(height)
+    height_of_axes = axes.figure.get_size_inches()[1] / axes.get_gridspec().nrows
+    heights = _moved_apart(heights, gap=LABEL_GAP / height_of_axes)
+    for name, height in sorted(heights.items(), key=lambda item: item[1]):
         axes.annotate(
             name,
-            (1.0, heights[name]),
+            (1.0, height),
             xycoords="axes fraction",
             xytext=(3, 0),
             textcoords="offset points",
@@ -177,17 +173,43 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
         )
 
 
+def _moved_apart(heights: Mapping[str, float], gap: float) -> dict[str, float]:
+    """The heights of labels, at least a gap apart, and none above 1.
+
+    Each label is moved up from the one below it, and then down from the top.
+    """
+    moved = dict(heights)
+    names = sorted(moved, key=lambda name: moved[name])
+    for lower, upper in pairwise(names):
+        moved[upper] = max(moved[upper], moved[lower] + gap)
+    top = names[-1]
+    moved[top] -= max(0.0, moved[top] - 1.0)
+    for upper, lower in pairwise(reversed(names)):
+        moved[lower] = min(moved[lower], moved[upper] - gap)
+    return moved
+
+
+# With these settings a layout of None stands for no layout engine.
+NO_LAYOUT = {"figure.autolayout": False, "figure.constrained_layout.use": False}
+
+
 def rendered(figure: Any, *kinds: str) -> list[bytes]:
     """The figure as files of these kinds (pdf, png, svg), the same bytes each time."""
-    figure.draw_without_rendering()
-    figure.set_layout_engine("none")  # the layout is done
+    import matplotlib as mpl  # `styled` has loaded it
+
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
     dates: dict[str, dict[str, None]] = {
         "pdf": {"CreationDate": None},
         "svg": {"Date": None},
     }
     files = []
-    for kind in kinds:
-        buffer = io.BytesIO()
-        figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
-        files.append(buffer.getvalue())
+    with mpl.rc_context(NO_LAYOUT):  # type: ignore[arg-type]
+        # the layout is done; with an engine, every file would draw the figure twice
+        figure.set_layout_engine(None)
+        for kind in kinds:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format=kind, dpi=300, metadata=dates.get(kind, {}))
+            files.append(buffer.getvalue())
     return files

@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from itertools import islice
 from typing import Annotated, Any, TypeVar
 
 from .._validate import ArgumentError, is_bool, whole
@@ -169,10 +170,8 @@ def run(
     display = _ProgressDisplay(progress, total=sum(map(len, chunks)))
     try:
         while True:
-            for task in waiting:
+            for task in islice(waiting, tasks_in_flight - len(pending)):
                 pending[pool.submit(_work_on, work_of_tasks, task, tick)] = task
-                if len(pending) >= tasks_in_flight:
-                    break
             if not pending:
                 break
             completed, _ = wait(pending, timeout=HEARTBEAT, return_when=FIRST_COMPLETED)

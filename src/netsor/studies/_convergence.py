@@ -57,10 +57,14 @@ class Rate:
         """The slope of log KL against log n, by least squares over the widths whose KL
         is finite; NaN if these are fewer than two.
         """
-        fitted = [k for k, kl in enumerate(self.kl) if not math.isinf(kl.value)]
-        if len(fitted) < 2:
+        finite = {
+            width: divergence
+            for width, divergence in zip(self.widths, self.kl, strict=True)
+            if not math.isinf(divergence.value)
+        }
+        if len(finite) < 2:
             return Estimate(math.nan, math.nan)
-        return slope_of([self.widths[k] for k in fitted], [self.kl[k] for k in fitted])
+        return slope_of(list(finite), list(finite.values()))
 
     @property
     def slopes(self) -> tuple[Estimate, ...]:
@@ -418,10 +422,9 @@ def width_needed(
         gap = difference_at(n)
         return not is_above(n) and bool(gap.value + SURE * gap.error <= allowed)
 
-    # `high`: the smallest width known to be below; `low`: the largest known to be
-    # above. Both by doubling and halving a first guess, then by bisection
-    # `high` is the first width, doubled, that is below; `low` the next smaller one that
-    # is above. Widths between them, where neither is certain, are tried last.
+    # `high` is the smallest width known to be below, `low` the largest known to be
+    # above: first among doubled and halved guesses, then by bisection. Widths between
+    # them, where neither is certain, are tried last.
     doubled, halved = _widths_to_try(_start(limit, of, allowed))
     high: float = inf
     for n in doubled:
@@ -567,12 +570,13 @@ class Components(NamedTuple):
         return float(self.var.mean() + self.mean.var())
 
     def kurtosis(self) -> float:
-        """Excess kurtosis of the mixture."""
-        # of N(deviation, var), the law of one replica around the common mean
-        deviation = self.mean - self.mean.mean()
+        """Excess kurtosis of the mixture: of N(m, v) the fourth moment is
+        3v² + 6v m² + m⁴.
+        """
+        deviation = self.mean - self.mean.mean()  # of each replica from the mixture
         fourth_moments = 3 * self.var**2 + 6 * self.var * deviation**2 + deviation**4
-        ratio = float(np.mean(fourth_moments) / self.variance() ** 2)
-        return ratio - 3
+        kurtosis = float(np.mean(fourth_moments) / self.variance() ** 2)
+        return kurtosis - 3
 
 
 def _quantile_difference(

@@ -12,7 +12,14 @@ import math
 import operator
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
@@ -77,10 +84,7 @@ def captured(
     laws = parameters(module) if laws is None else laws
     if not isinstance(laws, Parameters):
         raise ArgumentError("laws", laws, "the result of ns.torch.parameters(module)")
-    instance: Any = module
-    is_factory = not isinstance(module, torch.nn.Module)
-    if is_factory or any(buffer.is_meta for buffer in module.buffers()):
-        instance = fresh(module)[0]
+    instance = _instance(module)
     _refuse_hooks(instance)
     exported = _exported(instance, args, kwargs)
     trainable = {
@@ -100,6 +104,21 @@ def captured(
         inputs=set(),
         frozen={*laws} - trainable,
     )
+    _read_nodes(graph, exported, placeholders)
+    return graph
+
+
+def _instance(module: ModuleOrFactory) -> Module:
+    """The module itself, or a fresh one if it is a function or has empty buffers."""
+    is_factory = not isinstance(module, torch.nn.Module)
+    if is_factory or any(buffer.is_meta for buffer in module.buffers()):
+        instance, _ = fresh(module)
+        return instance
+    return module
+
+
+def _read_nodes(graph: Graph, exported: Any, placeholders: _Placeholders) -> None:
+    """Enter parameters, inputs, outputs and constants of an exported program."""
     sizes: dict[Any, int] = {}
     with torch.no_grad():
         for node in graph.nodes:
@@ -113,7 +132,6 @@ def captured(
             else:
                 _find_sizes(graph, node, sizes)
                 _compute_if_constant(graph, node)
-    return graph
 
 
 def inputs_by_name(kwargs: Any) -> dict[str, Any]:
@@ -165,19 +183,19 @@ class _Placeholders:
 
     def read(self, graph: Graph, node: Node) -> None:
         """Enter a placeholder in the graph, as a parameter, an input or a constant."""
-        kind, target = self._specs[node.name].kind, self._specs[node.name].target
-        is_random_buffer = target in graph.laws and node.users
-        if kind is InputKind.PARAMETER or is_random_buffer:
+        spec = self._specs[node.name]
+        is_random_buffer = spec.target in graph.laws and node.users
+        if spec.kind is InputKind.PARAMETER or is_random_buffer:
             name = self.parameter(node)
             graph.parameters[node] = name
             law = graph.laws.get(name)
             if law is not None and not law.random:
                 graph.constants[node] = torch.as_tensor(law.value).expand(law.shape)
-        elif kind is InputKind.USER_INPUT:
+        elif spec.kind is InputKind.USER_INPUT:
             graph.constants[node] = next(self._inputs)
             graph.inputs.add(node)
         else:  # a buffer, or a tensor that the code makes
-            graph.constants[node] = self._tensors[target]
+            graph.constants[node] = self._tensors[spec.target]
 
 
 def _with_zero_matrices(
@@ -227,10 +245,10 @@ def _find_sizes(graph: Graph, node: Node, sizes: dict[Any, int]) -> None:
         return
     value = node.meta.get("val")
     if isinstance(value, torch.SymInt | torch.SymBool):
-        known = value.node.expr.subs(sizes)
-        if not known.free_symbols:
-            number = int if isinstance(value, torch.SymInt) else bool
-            graph.constants[node] = number(known)
+        expression = value.node.expr.subs(sizes)
+        if not expression.free_symbols:
+            number_type = int if isinstance(value, torch.SymInt) else bool
+            graph.constants[node] = number_type(expression)
     elif isinstance(value, torch.Tensor):
         shape = [_size(size, sizes) for size in value.shape]
         if all(isinstance(size, int) for size in shape):
@@ -242,17 +260,19 @@ def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> No
 
     They are entered in `sizes`, by their symbols.
     """
-    value = node.meta.get("val")
     for x in node.all_input_nodes:
-        known = graph.constants.get(x)
-        if isinstance(known, torch.Tensor) and hasattr(x.meta.get("val"), "shape"):
-            _learn(sizes, x.meta["val"].shape, known.shape)
-    if name_of(node) == "index" and isinstance(value, torch.Tensor):
-        mask_node, *others = node.args[1]
-        mask: Any = graph.constants.get(mask_node)
-        is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
-        if is_mask and not others:
-            _learn(sizes, value.shape[:1], [int(mask.sum())])
+        constant = graph.constants.get(x)
+        recorded = x.meta.get("val")
+        if isinstance(constant, torch.Tensor) and hasattr(recorded, "shape"):
+            _learn(sizes, recorded.shape, constant.shape)
+    value = node.meta.get("val")
+    if name_of(node) != "index" or not isinstance(value, torch.Tensor):
+        return
+    mask_node, *others = node.args[1]
+    mask: Any = graph.constants.get(mask_node)
+    is_mask = isinstance(mask, torch.Tensor) and mask.dtype == torch.bool
+    if is_mask and not others:
+        _learn(sizes, value.shape[:1], [int(mask.sum())])
 
 
 def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
@@ -330,33 +350,36 @@ def _refuse_random_numbers(node: Node) -> None:
 
 def _refuse_hooks(module: Module) -> None:
     """Reject hooks that may change gradients."""
+    for path, p in module.named_parameters():
+        _refuse_hooks_of(p, f"the parameter {path}")
+    for path, submodule in module.named_modules():
+        _refuse_hooks_of(submodule, f"the module {path or 'itself'}")
+
+
+def _refuse_hooks_of(owner: Any, name: str) -> None:
+    """Reject the hooks of one parameter or module."""
     hooks = ("_backward_hooks", "_backward_pre_hooks", "_post_accumulate_grad_hooks")
-    differentiated = [("parameter", *item) for item in module.named_parameters()]
-    differentiated += [("module", *item) for item in module.named_modules()]
-    for kind, path, owner in differentiated:
-        if any(getattr(owner, name, None) for name in hooks):
-            raise UnsupportedError(
-                f"the {kind} {path or 'itself'} has a hook on its gradient: remove the"
-                " hook"
-            )
+    if any(getattr(owner, attribute, None) for attribute in hooks):
+        raise UnsupportedError(f"{name} has a hook on its gradient: remove the hook")
 
 
 def _refuse_missing_rows(graph: Graph, node: Node) -> None:
     """Reject indices (token ids, or positions) that are no rows of a table."""
-    indices, rows = graph.constants[node.args[1]], node.args[0].meta["val"].shape[0]
+    table, index_node = node.args[:2]
+    indices, rows = graph.constants[index_node], table.meta["val"].shape[0]
     if not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < rows:
         return
-    table = graph.parameters.get(node.args[0], "the table")
-    if graph.depends_on_inputs(node.args[1]):
+    name = graph.parameters.get(table, "the table")
+    if graph.depends_on_inputs(index_node):
         raise ArgumentError(
             "ids",
             indices.reshape(-1).tolist(),
-            f"from 0 to {rows - 1}, the rows of {table}",
+            f"from 0 to {rows - 1}, the rows of {name}",
         )
     raise ArgumentError(
         "tokens",
         indices.shape[-1],
-        f"at most {rows}, the rows of {table}: give fewer tokens",
+        f"at most {rows}, the rows of {name}: give fewer tokens",
     )
 
 
@@ -438,17 +461,18 @@ class ComplexPairs(NamedTuple):
             (pairs,) = args
             return torch.stack((pairs.real, pairs.imaginary), -1)
         if func is torch.Tensor.__mul__ or func is torch.mul:
-            first, second = args
-            return first * second if isinstance(first, cls) else second * first
+            left, right = args
+            return left * right if isinstance(left, cls) else right * left
         return NotImplemented
 
     def __mul__(self, other: Any) -> ComplexPairs:
-        """The product with a tensor of given complex numbers."""
+        """The product with a tensor of given complex numbers.
+
+        (a + ib)(c + id) = ac − bd + i(ad + bc).
+        """
         a, b = self.real, self.imaginary
-        real, imaginary = other.real, other.imag
-        return ComplexPairs(
-            real=a * real - b * imaginary, imaginary=a * imaginary + b * real
-        )
+        c, d = other.real, other.imag
+        return ComplexPairs(real=a * c - b * d, imaginary=a * d + b * c)
 
     def __rmul__(self, other: Any) -> ComplexPairs:
         """The same product."""
@@ -546,10 +570,14 @@ def _attention(
     is_causal: Any = False,
     **options: Any,
 ) -> Any:
-    """`scaled_dot_product_attention` by products and a softmax."""
+    """`scaled_dot_product_attention` by products and a softmax.
+
+    Tensors have the shape (…, heads, tokens, head dimension).
+    """
     if options.get("enable_gqa"):
-        key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)
-        value = value.repeat_interleave(query.shape[-3] // value.shape[-3], -3)
+        heads, key_heads = query.shape[-3], key.shape[-3]
+        key = key.repeat_interleave(heads // key_heads, -3)
+        value = value.repeat_interleave(heads // key_heads, -3)
     if dropout_p:
         raise ValueError(
             f"scaled_dot_product_attention has dropout_p={dropout_p} in evaluation mode"
@@ -711,26 +739,39 @@ def _decomposed(exported: Any) -> Any:
 
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
-    for node in exported.graph.find_nodes(op="call_function", target=EINSUM):
-        split = split_of_parameter(node)
-        if split is not None:
-            _write_out(exported.graph, node, split)
-            exported.graph.erase_node(node)
+    _split_einsums_of_parameters(exported.graph)
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
-    sums = [node for node in calls if node.target is EINSUM]
-    kept = {node.args[0] for node in sums if _is_batched(node)}
-    kept -= {node.args[0] for node in sums if not _is_batched(node)}
+    equations_kept = _equations_kept(calls)
     # outside `PlainFunctions`, which would detach every result; torch copies what it
     # itself calls deprecated
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
         if any(is_in_place(node) for node in calls):
-            return _decomposed_by_torch(exported, kept)
+            return _decomposed_by_torch(exported, equations_kept)
         for node in calls:
-            is_sum = node.target is EINSUM and node.args[0] not in kept
-            if is_sum or name_of(node) in COMPOSITE:
+            is_einsum = node.target is EINSUM and node.args[0] not in equations_kept
+            if is_einsum or name_of(node) in COMPOSITE:
                 _write_out(exported.graph, node)
     return exported
+
+
+def _split_einsums_of_parameters(graph: Any) -> None:
+    """Write out each `einsum` whose parameter torch cannot flatten without a copy."""
+    for node in graph.find_nodes(op="call_function", target=EINSUM):
+        split = split_of_parameter(node)
+        if split is not None:
+            _write_out(graph, node, split)
+            graph.erase_node(node)
+
+
+def _equations_kept(calls: Sequence[Node]) -> set[str]:
+    """The equations of `einsum` all of whose uses stay as they are."""
+    is_batched: dict[str, bool] = {}
+    for node in calls:
+        if node.target is EINSUM:
+            equation = node.args[0]
+            is_batched[equation] = is_batched.get(equation, True) and _is_batched(node)
+    return {equation for equation, stays in is_batched.items() if stays}
 
 
 @cache

@@ -145,6 +145,7 @@ def check_init(
     inputs = _inputs(real, args, kwargs, parameters_only)
     subject = _subject(module, real, inputs, reference)
     laws = _declared_laws(numbers, subject.known, subject.net, declared)
+    # half of the level is for the pass, if it is checked
     level_of_pass = 0.0 if subject.problem else level / 2
     of_parameters = _parameter_findings(
         real, numbers, laws, subject, level=level - level_of_pass
@@ -160,29 +161,26 @@ def check_init(
             level=level_of_pass,
         )
     findings = of_parameters.findings + of_pass.findings
+    names = list(numbers.tensors)
     notes = []
     if of_pass.problem and not parameters_only:
         notes.append(
             f"the forward and backward pass was not checked: {of_pass.problem}"
         )
-    names = list(numbers.tensors)
-    name_of_reference = subject.known.name
+    reference_name = subject.known.name
     if subject.is_own:
-        name_of_reference = DECLARED if declared else OWN
+        reference_name = DECLARED if declared else OWN
         notes += _notes_without_reference(names, declared or {})
+    unchecked = [name for name in names if name not in of_parameters.tested]
     return InitCheck(
         name=type(real).__name__,
-        reference=name_of_reference,
+        reference=reference_name,
         findings=findings,
         first=min(findings, key=_position(real), default=None),
         tests=of_parameters.tests + of_pass.tests,
         parameters=len(names),
-        unchecked=[name for name in names if name not in of_parameters.tested],
-        undeclared=[
-            name
-            for name in names
-            if name not in laws and name not in of_parameters.tested
-        ],
+        unchecked=unchecked,
+        undeclared=[name for name in unchecked if name not in laws],
         checked_pass=of_pass.checked,
         draws=draws if of_pass.checked else 0,
         notes=notes,
@@ -195,8 +193,10 @@ def _check_types(kwargs: Any, weights: Any, declared: Any) -> None:
     """Reject inputs by name, paths, or laws of a wrong type."""
     inputs_by_name(kwargs)
     check_declared(declared)
+    if weights is None:
+        return
     files = weights if isinstance(weights, list | tuple) else [weights]
-    if weights is not None and not all(isinstance(file, str | Path) for file in files):
+    if not all(isinstance(file, str | Path) for file in files):
         raise ArgumentError("weights", weights, ALLOWED_WEIGHTS)
 
 
@@ -244,7 +244,9 @@ class Subject(NamedTuple):
         """That the reference has another number of blocks; "" if it has as many."""
         if self.net is None or self.known.probes is None:
             return ""
-        return depths_differ(len(self.net.blocks), expected=len(self.known.masks))
+        blocks = len(self.net.blocks)
+        remedy = f", such as a config.json with n_layer={blocks}"
+        return depths_differ(blocks, expected=len(self.known.masks), remedy=remedy)
 
 
 def _subject(module: Any, real: Any, inputs: Inputs, reference: Any) -> Subject:
@@ -361,8 +363,8 @@ def _parameter_findings(
         entries = entries_of(p, numbers.types.get(name))
         tests += parameter_tests(name, entries, law, samples)
     tests += _ties(real, subject.known, subject.net)
-    tested = {test.where.partition("[")[0] for test in tests}
-    tests += correlation_tests(_starts(numbers.tensors, laws), laws)
+    tested = {_parameter_name(test) for test in tests}
+    tests += correlation_tests(_first_entries(numbers.tensors, laws), laws)
     adjusted = holm([test.p for test in tests])
     findings = [
         replace(test, p=float(p))
@@ -370,8 +372,13 @@ def _parameter_findings(
         if p < level
     ]
     order = {name: k for k, name in enumerate(numbers.tensors)}
-    findings.sort(key=lambda test: order.get(test.where.partition("[")[0], len(order)))
+    findings.sort(key=lambda test: order.get(_parameter_name(test), len(order)))
     return ParameterFindings(findings, tests=len(tests), tested=tested)
+
+
+def _parameter_name(test: InitFinding) -> str:
+    """The parameter that a test is about: "weight" of "weight[0:64]"."""
+    return test.where.partition("[")[0]
 
 
 def _tests_without_law(name: str, p: Any) -> Iterator[InitFinding]:
@@ -400,7 +407,7 @@ def _number_type(dtype: Any) -> NumberType:
     )
 
 
-def _starts(
+def _first_entries(
     tensors: Mapping[str, Any], laws: Mapping[str, Parameter]
 ) -> dict[str, Floats]:
     """The first entries of the parameters that have a law and are finite."""
@@ -479,7 +486,8 @@ def _ties(
 def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
     """A function that says where a finding is along the network.
 
-    A parameter is at its module, a quantity at the end of its module.
+    A parameter is at its module (k, 0), a quantity at the end of its module (k, 1),
+    where k counts modules in the order of the network.
     """
     positions: dict[str, tuple[int, int]] = {}
     for k, (path, submodule) in enumerate(module.named_modules()):
@@ -496,7 +504,7 @@ def _position(module: Any) -> Callable[[InitFinding], tuple[int, int]]:
             return end, 2
         if finding.where in parameters and finding.what not in OF_PARAMETERS:
             return end, 1  # logits, at their matrix, which may be the embedding too
-        return positions.get(finding.where.partition("[")[0], (end, 1))
+        return positions.get(_parameter_name(finding), (end, 1))
 
     return position
 
@@ -540,36 +548,40 @@ def _as_array(x: Any) -> Floats:
 
 
 def _loss(logits: Any, targets: Targets | None) -> Any:
-    """The loss of the right words; without targets, the mean over all words."""
+    """The cross-entropy of the right words; without targets, the mean over all words.
+
+    The logits have the shape (…, words).
+    """
     logits = logits.double().reshape(-1, logits.shape[-1])
     if targets is None:
-        right = logits.mean(-1)
+        right_logits = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
-        right = logits[range(len(targets.rows)), list(targets.words)]
-    return (torch.logsumexp(logits, -1) - right).mean()
+        rows, words = range(len(targets.rows)), list(targets.words)
+        right_logits = logits[rows, words]
+    return (torch.logsumexp(logits, -1) - right_logits).mean()
 
 
 def _values(net: Structure, parameters: Mapping[str, Any]) -> dict[Node, Any]:
     """The values of all nodes; those of the streams will have gradients."""
     graph = net.graph
-    env: dict[Node, Any] = graph.constants | {
-        node: parameters[name] for node, name in graph.parameters.items()
-    }
+    env: dict[Node, Any] = dict(graph.constants)
+    for node, name in graph.parameters.items():
+        env[node] = parameters[name]
     for node in graph.nodes:
-        if node.op == "call_function" and node not in env:
-            args, kwargs = torch.fx.node.map_arg(
-                (node.args, node.kwargs), env.__getitem__
-            )
-            # strides may differ under gradients
-            target = torch.reshape if name_of(node) == "view" else node.target
-            try:
-                env[node] = target(*args, **kwargs)
-            except RuntimeError as error:
-                reason = " ".join(str(error).split())
-                raise refused(node, reason + _remedy_of_types(parameters)) from error
-            if node in net.streams and env[node].requires_grad:
-                env[node].retain_grad()
+        if node.op != "call_function" or node in env:
+            continue
+        arguments = (node.args, node.kwargs)
+        args, kwargs = torch.fx.node.map_arg(arguments, env.__getitem__)
+        # strides may differ under gradients
+        target = torch.reshape if name_of(node) == "view" else node.target
+        try:
+            env[node] = target(*args, **kwargs)
+        except RuntimeError as error:
+            reason = " ".join(str(error).split())
+            raise refused(node, reason + _remedy_of_types(parameters)) from error
+        if node in net.streams and env[node].requires_grad:
+            env[node].retain_grad()
     return env
 
 

@@ -64,20 +64,20 @@ class TorchDeferred(Deferred):
 
         None if it is computed in another way: then it has new numbers.
         """
-        if name_of(self.node) not in REARRANGING or not self.args:
+        name = name_of(self.node)
+        if name not in REARRANGING or not self.args:
             return None
         first, *others = self.args
-        is_conversion = name_of(self.node) in CONVERSIONS
         if not isinstance(first, Deferred) or not first.is_tensor:
             return None
-        if is_conversion and first.dtype != self.dtype:
+        if name in CONVERSIONS and first.dtype != self.dtype:
             return None
         if any(isinstance(x, Deferred | Scalars) for x in pytree.tree_leaves(others)):
             return None
         names = [argument.name for argument in schema_of(self.node).arguments]
         arguments = dict(zip(names, (first.scalars, *others), strict=False))
         try:
-            result = apply_op(name_of(self.node), self.call, arguments | self.kwargs)
+            result = apply_op(name, self.call, arguments | self.kwargs)
         except Refusal:
             return None
         return result if isinstance(result, Scalars) else None
@@ -144,11 +144,13 @@ class TorchFunction:
     def of_tensors(self, *entries: Any) -> Any:
         """The result for one replica, of tensors of the entries of each argument."""
         precision = entries[0].dtype
+        dtypes = {"int": torch.int64, "bool": torch.bool}
         results: list[Any] = []
         for argument, x in zip(self.arguments, entries, strict=True):
-            dtype = {"int": torch.int64, "bool": torch.bool}.get(argument.kind)
             tensor = x.reshape(argument.shape)
-            results.append(tensor if dtype is None else tensor.to(dtype))
+            if argument.kind in dtypes:
+                tensor = tensor.to(dtypes[argument.kind])
+            results.append(tensor)
 
         def value_of(x: Any) -> Any:
             if isinstance(x, Result):
@@ -197,27 +199,34 @@ class Pullback:
 def _function(
     leaves: Sequence[Scalars | Deferred], operations: Sequence[Deferred], shape: Shape
 ) -> TorchFunction:
-    """The function of some leaves that recorded operations compute together."""
-    number = {id(x): k for k, x in enumerate([*leaves, *operations])}
+    """The function of some leaves that recorded operations compute together.
 
-    def without_values(x: Any) -> Any:
+    Its steps refer to leaves and to earlier operations by their numbers.
+    """
+    numbers = {id(x): k for k, x in enumerate([*leaves, *operations])}
+
+    def reference_to(x: Any) -> Any:
         if isinstance(x, Deferred | Scalars):
-            return Result(number[id(x)])
+            return Result(numbers[id(x)])
         return _portable(x)
 
-    steps = [
-        Step(
-            "getitem" if name_of(x.node) == "getitem" else str(x.node.target),
-            *pytree.tree_map(without_values, (x.args, x.kwargs)),
-        )
-        for x in operations
-    ]
-    arguments = tuple(Argument(tuple(x.shape), _kind(x)) for x in leaves)
-    return TorchFunction(arguments, tuple(steps), tuple(shape))
+    steps = []
+    for operation in operations:
+        name = name_of(operation.node)
+        if name != "getitem":
+            name = str(operation.node.target)
+        arguments = (operation.args, operation.kwargs)
+        args, kwargs = pytree.tree_map(reference_to, arguments)
+        steps.append(Step(name, args, kwargs))
+    return TorchFunction(
+        arguments=tuple(Argument(tuple(x.shape), _type_of_entries(x)) for x in leaves),
+        steps=tuple(steps),
+        shape=tuple(shape),
+    )
 
 
-def _kind(x: Scalars | Deferred) -> str:
-    """What kind of numbers an argument stands for."""
+def _type_of_entries(x: Scalars | Deferred) -> str:
+    """The type of the entries of an argument: "float", "int" or "bool"."""
     if isinstance(x, Scalars) or x.dtype.is_floating_point:
         return "float"
     return "bool" if x.dtype == torch.bool else "int"
@@ -276,17 +285,14 @@ def _in_batches(
 def _of_batches(
     f: Callable[..., Any], tensors: Sequence[Any], axes: Sequence[int], shape: Shape
 ) -> Any:
-    """`_in_batches` for tensors of torch."""
-    cuts = [x.ndim - count for x, count in zip(tensors, axes, strict=True)]
-    leading = torch.broadcast_shapes(
-        *(x.shape[:cut] for x, cut in zip(tensors, cuts, strict=True))
-    )
+    """`_in_batches` for tensors of torch, whose leading axes broadcast."""
+    leading = torch.broadcast_shapes(*_leading_shapes(tensors, axes))
     rows = []
-    for x, cut in zip(tensors, cuts, strict=True):
-        core = x.shape[cut:]
-        new_axes = (1,) * (len(leading) - cut)
-        x = x.reshape(*new_axes, *x.shape)
-        rows.append(x.expand(*leading, *core).reshape(-1, *core))
+    for x, count in zip(tensors, axes, strict=True):
+        core = x.shape[x.ndim - count :]
+        new_axes = (1,) * (len(leading) - (x.ndim - count))
+        expanded = x.reshape(*new_axes, *x.shape).expand(*leading, *core)
+        rows.append(expanded.reshape(-1, *core))
     with torch.no_grad():
         try:
             result = torch.func.vmap(f)(*rows)
@@ -296,20 +302,22 @@ def _of_batches(
     return result.reshape(*leading, *shape)
 
 
+def _leading_shapes(arrays: Sequence[Any], axes: Sequence[int]) -> list[Any]:
+    """The shapes of arrays without the last axes that a function takes of each."""
+    return [x.shape[: x.ndim - count] for x, count in zip(arrays, axes, strict=True)]
+
+
 def _called_back_by_jax(
     f: Callable[..., Any], arrays: Sequence[Any], axes: Sequence[int], shape: Shape
 ) -> Any:
     """`_in_batches` for arrays of JAX, which may be traced."""
     import jax
 
-    def on_host(*numpy_arrays: Any) -> Any:
-        return _in_batches(
-            f, arrays=[np.asarray(x) for x in numpy_arrays], axes=axes, shape=shape
-        )
+    def on_host(*jax_arrays: Any) -> Any:
+        numpy_arrays = [np.asarray(x) for x in jax_arrays]
+        return _in_batches(f, arrays=numpy_arrays, axes=axes, shape=shape)
 
-    leading = np.broadcast_shapes(
-        *(x.shape[: x.ndim - count] for x, count in zip(arrays, axes, strict=True))
-    )
+    leading = np.broadcast_shapes(*_leading_shapes(arrays, axes))
     result = jax.ShapeDtypeStruct((*leading, *shape), arrays[0].dtype)
     return jax.pure_callback(on_host, result, *arrays)
 

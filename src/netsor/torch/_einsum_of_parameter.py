@@ -42,15 +42,16 @@ def split_of_parameter(node: Node) -> Callable[..., Any] | None:
 
 def _letter_to_split(equation: Equation, position: int, w: Node) -> str | None:
     """The first of several axes of a parameter that only the result has, if they do not
-    lie next to each other in memory.
+    lie next to each other in memory; `position` is that of the parameter.
     """
-    letters = equation.y if position else equation.x
-    others = equation.x if position else equation.y
-    free = [a for a in equation.result if a in letters and a not in others]
+    letters, other_letters = equation.x, equation.y
+    if position == 1:
+        letters, other_letters = other_letters, letters
+    free = [a for a in equation.result if a in letters and a not in other_letters]
     sizes = dict(zip(letters, shape_of(w), strict=True))
     strides = dict(zip(letters, w.meta["val"].stride(), strict=True))
-    for first, second in pairwise(free):
-        if strides[first] != strides[second] * sizes[second]:
+    for axis, next_axis in pairwise(free):
+        if strides[axis] != strides[next_axis] * sizes[next_axis]:
             return free[0]
     return None
 
@@ -63,14 +64,16 @@ def _split(
     letter: str,
     **options: Any,
 ) -> Any:
-    """The sums with each entry of the parameter along an axis, stacked."""
-    x, y = (part.replace(letter, "") for part in (equation.x, equation.y))
-    result = equation.result.replace(letter, "")
-    letters = equation.y if position else equation.x
-    entries = operands[position].unbind(letters.index(letter))
+    """The sums with each entry of the parameter along an axis, stacked.
+
+    `position` is that of the parameter, and `letter` names the axis.
+    """
+    letters = equation.y if position == 1 else equation.x
+    terms = f"{equation.x},{equation.y}->{equation.result}"
+    without_axis = terms.replace(letter, "")
     sums = []
-    for entry in entries:
-        pair = [*operands]
-        pair[position] = entry
-        sums.append(torch.einsum(f"{x},{y}->{result}", pair))
+    for entry in operands[position].unbind(letters.index(letter)):
+        operands_of_entry = [*operands]
+        operands_of_entry[position] = entry
+        sums.append(torch.einsum(without_axis, operands_of_entry))
     return torch.stack(sums, equation.result.index(letter))

@@ -43,48 +43,47 @@ def sum_over_experts(
     """The forward pass of an expert module of transformers.
 
     `tokens` are (tokens, width), `chosen` the indices of the experts of each token, and
-    `gates` their weights.
+    `gates` their weights. All experts are one axis of a product: the graph does not
+    grow with their number.
     """
     shape = tokens.shape[0], experts.num_experts
     no_gates = torch.zeros(shape, dtype=tokens.dtype)
-    all_gates = no_gates.scatter(1, chosen, gates.to(tokens.dtype))
-    total: Any = 0.0
-    for expert in range(experts.num_experts):
-        output = _product(
-            experts, name="down_proj", expert=expert, x=_hidden(experts, expert, tokens)
-        )
-        if getattr(experts, "has_post_expert_norm", False):
-            output = experts.post_expert_norm(output)
-        total = total + all_gates[:, expert, None] * output
+    all_gates = no_gates.scatter(1, chosen, gates.to(tokens.dtype)).mT[..., None]
+    hidden = _hidden(experts, tokens)
+    if getattr(experts, "has_post_expert_norm", False):
+        outputs = _product(experts, name="down_proj", x=hidden)
+        return (all_gates * experts.post_expert_norm(outputs)).sum(0)
+    total = _sum_of_products(experts, all_gates * hidden)
+    if experts.has_bias:
+        total = total + (all_gates * experts.down_proj_bias[:, None]).sum(0)
     return total
 
 
-def _hidden(experts: Any, expert: int, tokens: Any) -> Any:
-    """The hidden vectors of one expert."""
+def _sum_of_products(experts: Any, x: Any) -> Any:
+    """Σ_e W_e x_e for the last matrices of all experts and x, (experts, tokens, ·).
+
+    It is a convolution with one window, in which the experts are positions: one matrix
+    [W_1, W_2, …] acts on concatenated vectors, so that the output of no single expert
+    is computed.
+    """
+    matrices = experts.down_proj
+    if experts.is_transposed:
+        matrices = matrices.mT
+    windows = torch.conv1d(x.permute(1, 2, 0), matrices.permute(1, 2, 0))
+    return windows.squeeze(-1)
+
+
+def _hidden(experts: Any, tokens: Any) -> Any:
+    """The hidden vectors of all experts, (experts, tokens, ·)."""
     if not experts.has_gate:
-        return experts.act_fn(
-            _product(experts, name="up_proj", expert=expert, x=tokens)
-        )
+        return experts.act_fn(_product(experts, name="up_proj", x=tokens))
+    name = "gate_up_proj"
     if experts.is_concatenated:
-        gates_and_values = _product(
-            experts, name="gate_up_proj", expert=expert, x=tokens
-        )
+        gates_and_values = _product(experts, name=name, x=tokens)
     else:
         gates_and_values = Interleaved(
-            even=_product(
-                experts,
-                name="gate_up_proj",
-                expert=expert,
-                x=tokens,
-                outputs=slice(0, None, 2),
-            ),
-            odd=_product(
-                experts,
-                name="gate_up_proj",
-                expert=expert,
-                x=tokens,
-                outputs=slice(1, None, 2),
-            ),
+            even=_product(experts, name=name, x=tokens, outputs=slice(0, None, 2)),
+            odd=_product(experts, name=name, x=tokens, outputs=slice(1, None, 2)),
         )
     return experts._apply_gate(gates_and_values)
 
@@ -107,14 +106,15 @@ class Interleaved(NamedTuple):
         raise TypeError(f"coordinates {index} of interleaved gates")
 
 
-def _product(
-    experts: Any, name: str, expert: int, x: Any, outputs: Any = slice(None)
-) -> Any:
-    """The matrix of one expert times x, and its bias; only some of the outputs."""
-    matrix = getattr(experts, name)[expert]
+def _product(experts: Any, name: str, x: Any, outputs: Any = slice(None)) -> Any:
+    """The matrices of all experts times x, and their biases; only some outputs.
+
+    x is (tokens, ·) or (experts, tokens, ·).
+    """
+    matrices = getattr(experts, name)
     if not experts.is_transposed:
-        matrix = matrix.mT
-    y = x @ matrix[:, outputs]
+        matrices = matrices.mT
+    y = x @ matrices[..., outputs]
     if experts.has_bias:
-        y = y + getattr(experts, f"{name}_bias")[expert][outputs]
+        y = y + getattr(experts, f"{name}_bias")[:, None, outputs]
     return y

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 from unittest import mock
@@ -270,6 +270,7 @@ def _is_large(creator: Any, args: Any, kwargs: Any) -> bool:
         shape = args[0]
     shape = kwargs.get("size", shape)
     sizes = [size for size in shape if isinstance(size, int)]
+    # of tensors of known numbers, such as masks, only those that are far larger
     largest = LARGE if creator in UNWRITTEN else 64 * LARGE
     return bool(sizes) and math.prod(sizes) > largest
 
@@ -356,25 +357,36 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             return
         if _part(tensor):
             # rows of zeros are found later
-            if not (_writes_zero(func, inputs, numbers) and tensor.is_contiguous()):
+            is_zero = _writes_zero(func, inputs, numbers) and tensor.is_contiguous()
+            if not is_zero:
                 self._drawn.pop(key, None)
             return
-        operation = func._schema.name  # for example "aten::mul_"
-        name = operation.removeprefix("aten::").removesuffix("_")
-        basic = _basic_law(name, inputs, numbers, in_place=func._schema.is_mutable)
-        known = None
-        if basic is None and operation in COPIES:
-            known = self._law_of_copy(inputs[-1], tensor)
-        elif basic is None and not CHANGING_OPTIONS & kwargs.keys():
-            known = self._law_of_function(name, args, tensor)
+        name = func._schema.name.removeprefix("aten::").removesuffix("_")
+        drawn_law = _basic_law(name, inputs, numbers, in_place=func._schema.is_mutable)
+        result_law = None
+        if drawn_law is None:
+            result_law = self._law_of_result(func, args, kwargs, tensor)
         self._drawn.pop(key, None)
         if not tensor.is_floating_point():
             return
-        if basic is not None:
-            self.record(tensor, basic)
-        elif known is not None:
-            self._drawn[key] = known
+        if drawn_law is not None:
+            self.record(tensor, drawn_law)
+        elif result_law is not None:
+            self._drawn[key] = result_law
             self._held.append(tensor)
+
+    def _law_of_result(
+        self, func: Any, args: Any, kwargs: Any, tensor: Any
+    ) -> _Recorded | None:
+        """The law of what an operation computes from earlier draws; None if unknown."""
+        operation = func._schema.name  # for example "aten::mul_"
+        if operation in COPIES:
+            inputs = [x for x in args if isinstance(x, torch.Tensor)]
+            return self._law_of_copy(inputs[-1], tensor)
+        if CHANGING_OPTIONS & kwargs.keys():
+            return None
+        name = operation.removeprefix("aten::").removesuffix("_")
+        return self._law_of_function(name, args, tensor)
 
     def _law_of_copy(self, source: Any, result: Any) -> _Recorded | None:
         """The law of a copy; None if it is not known or numbers are repeated.
@@ -433,36 +445,43 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Repeat an operation, whose result has no numbers, on samples."""
-        name, key = func._schema.name, _storage(tensor)
+        name = func._schema.name
         self._held.append(tensor)
-        inputs = [
-            x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)
-        ]
+        leaves = pytree.tree_leaves((args, kwargs))
+        inputs = [x for x in leaves if isinstance(x, torch.Tensor)]
         if not inputs:
             if name in FRESH:
                 size = min(tensor.numel(), SAMPLE)
-                self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
-            return
-        if _is_view(func, tensor, inputs):
-            return
-        if func._schema.is_mutable and _part(tensor):
+                sample = func([size], *args[1:], dtype=kwargs.get("dtype"))
+                self.samples[_storage(tensor)] = sample
+        elif _is_view(func, tensor, inputs):
+            pass  # its samples are those of its storage
+        elif func._schema.is_mutable and _part(tensor):
             self._follow_part(name, args, tensor)
-            return
-        overwritten = args[0] if name in FILLS else None
-        entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
-        stand_ins = {id(x): self._stand_in(x, tensor, overwritten) for x in inputs}
-        if entrywise and all(x is not None for x in stand_ins.values()):
-            options = {key: x for key, x in kwargs.items() if key != "device"}
-            copies, options = pytree.tree_map_only(
-                torch.Tensor, lambda x: stand_ins[id(x)], (args, options)
-            )
-            self.samples[key] = func(*copies, **options)
-            self._problems.pop(key, None)
-            if name in FILLS:
-                self._zero_rows.pop(key, None)
         else:
+            self._follow_function(func, args, kwargs, tensor, inputs)
+
+    def _follow_function(
+        self, func: Any, args: Any, kwargs: Any, tensor: Any, inputs: list[Any]
+    ) -> None:
+        """Apply an operation on tensors to samples of all of them.
+
+        It must be entrywise; of other operations, or without samples, the problem is
+        kept for the error message.
+        """
+        name, key = func._schema.name, _storage(tensor)
+        overwritten = args[0] if name in FILLS else None
+        stand_ins = {id(x): self._stand_in(x, tensor, overwritten) for x in inputs}
+        is_entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
+        has_samples = all(x is not None for x in stand_ins.values())
+        if not is_entrywise or not has_samples:
             self._problems[key] = self._problem(name, inputs)
             self.samples.pop(key, None)
+            return
+        self.samples[key] = _on_samples(func, args, kwargs, stand_ins)
+        self._problems.pop(key, None)
+        if name in FILLS:
+            self._zero_rows.pop(key, None)
 
     def _stand_in(self, x: Any, result: Any, overwritten: Any) -> Any:
         """What stands for an input in an operation on samples; None if nothing does.
@@ -490,41 +509,60 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         """Follow an operation that changes a part of a tensor: rows that become 0."""
         key, start = _storage(tensor), tensor.storage_offset()
         length = tensor.shape[-1] if tensor.ndim else 0
-        is_zero = name == "aten::zero_" or (
-            name == "aten::fill_" and float(args[1]) == 0
-        )
-        whole_rows = length and tensor.is_contiguous() and start % length == 0
-        if not (is_zero and whole_rows):
+        fills_zero = name == "aten::fill_" and float(args[1]) == 0
+        is_zero = name == "aten::zero_" or fills_zero
+        has_whole_rows = length and tensor.is_contiguous() and start % length == 0
+        if not is_zero or not has_whole_rows:
             self._problems[key] = f"{name} of a part"
             return
-        row = start // length
-        rows = range(row, row + tensor.numel() // length)
+        first_row = start // length
+        row_count = tensor.numel() // length
+        rows = range(first_row, first_row + row_count)
         self._zero_rows.setdefault(key, set()).update(rows)
+
+
+def _on_samples(func: Any, args: Any, kwargs: Any, stand_ins: Mapping[int, Any]) -> Any:
+    """The result of an operation on samples, which `stand_ins` has by tensors' ids."""
+    options = {name: x for name, x in kwargs.items() if name != "device"}
+    args, options = pytree.tree_map_only(
+        torch.Tensor, lambda x: stand_ins[id(x)], (args, options)
+    )
+    return func(*args, **options)
 
 
 def _basic_law(
     name: str, inputs: list[Any], numbers: list[float], *, in_place: bool
 ) -> Distribution | None:
-    """The law that an operation draws from, if it draws."""
+    """The law that an operation draws from; None if it draws nothing."""
     if inputs and not in_place and name not in ("randn_like", "rand_like"):
         return None
-    # mean and standard deviation, or the ends of an interval
-    a, b = (*numbers, *(0.0, 1.0)[len(numbers) :])[:2]
     match name:
         case "normal":
-            return Distribution("normal", (a, b))
+            mean, std = _with_defaults(numbers, (0.0, 1.0))
+            return Distribution("normal", (mean, std))
         case "randn" | "randn_like":
             return Distribution("normal", (0.0, 1.0))
         case "uniform":
-            return Distribution("uniform", ((a + b) / 2, (b - a) / math.sqrt(12)))
+            low, high = _with_defaults(numbers, (0.0, 1.0))
+            mean, std = (low + high) / 2, (high - low) / math.sqrt(12)
+            return Distribution("uniform", (mean, std))
         case "rand" | "rand_like":
             return Distribution("uniform", (0.5, 1 / math.sqrt(12)))
         case "exponential":
-            return Distribution("exponential", (numbers[0] if numbers else 1.0,))
+            (rate,) = _with_defaults(numbers, (1.0,))
+            return Distribution("exponential", (rate,))
         case "log_normal":
-            mean, std = (*numbers, *(1.0, 2.0)[len(numbers) :])[:2]
+            mean, std = _with_defaults(numbers, (1.0, 2.0))
             return transformed("exp", Distribution("normal", (mean, std)))
     return None
+
+
+def _with_defaults(
+    numbers: Sequence[float], defaults: tuple[float, ...]
+) -> tuple[float, ...]:
+    """The arguments of a draw, with torch's defaults for those that are missing."""
+    count = len(defaults)
+    return (*numbers, *defaults[len(numbers) :])[:count]
 
 
 def _is_number(x: Any) -> bool:
@@ -544,8 +582,10 @@ def _writes_zero(func: Any, inputs: list[Any], numbers: list[float]) -> bool:
     """Whether an operation in place sets its first argument to 0."""
     if func._schema.name not in ("aten::zero_", "aten::fill_", "aten::copy_"):
         return False
-    others = [float(x) if x.numel() == 1 and not _empty(x) else 1.0 for x in inputs[1:]]
-    return not any(numbers + others)
+    if any(numbers):
+        return False
+    sources = inputs[1:]
+    return all(x.numel() == 1 and not _empty(x) and float(x) == 0 for x in sources)
 
 
 def _empty(t: Any) -> bool:

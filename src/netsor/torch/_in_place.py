@@ -100,15 +100,16 @@ class _Memory:
 
     def read(self, node: Node) -> None:
         """Make a node use the numbers that its arguments have now."""
-        changed = node.args[0] if node in self.in_place else None
-        sources = [] if changed is None else self._sources(changed, node)
+        is_in_place = node in self.in_place
+        changed = node.args[0] if is_in_place else None
+        sources = self._sources(changed, node) if is_in_place else []
 
         def now(x: Node) -> Node:
             return self._now(x, node)
 
         node.args = torch.fx.node.map_arg(node.args, now)
         node.kwargs = torch.fx.node.map_arg(node.kwargs, now)
-        if changed is not None:
+        if is_in_place:
             node.target = _plain_operation(node)
             self._change(changed, sources, node)
 
@@ -121,7 +122,10 @@ class _Memory:
         return sources
 
     def _now(self, x: Node, user: Node) -> Node:
-        """The node that has the numbers of a tensor when `user` reads them."""
+        """The node that has the numbers of a tensor when `user` reads them.
+
+        A view of a changed tensor is taken again, of the tensor as it is now.
+        """
         owner = x
         while owner in self.source:
             owner = self.source[owner]
@@ -130,7 +134,10 @@ class _Memory:
         nodes = self.changed[owner]
         if x not in nodes:
             source = self._now(self.source[x], user)
-            nodes[x] = source if x in self.in_place else self._again(x, source, user)
+            if x in self.in_place:
+                nodes[x] = source
+            else:
+                nodes[x] = self._again(x, source, user)
         return nodes[x]
 
     def _again(self, x: Node, source: Node, user: Node) -> Node:
@@ -148,15 +155,19 @@ class _Memory:
         return view
 
     def _change(self, x: Node, sources: list[tuple[Node, Node]], result: Node) -> None:
-        """Record that x has the numbers of `result`, and what it is a view of, too."""
+        """Record that x has the numbers of `result`, and what it is a view of, too.
+
+        `sources` are the tensors that x is a view of, from the nearest on, each with
+        the node of its numbers before.
+        """
         nodes = {x: result}
-        part, new = x, result
+        view, numbers = x, result
         for source, before in sources:
-            if part not in self.in_place:
-                new = self._put_back(part, before, new, result.meta)
-            nodes[source] = new
-            part = source
-        self.changed[part] = nodes
+            if view not in self.in_place:
+                numbers = self._put_back(view, before, numbers, result.meta)
+            nodes[source] = numbers
+            view = source
+        self.changed[view] = nodes
 
     def _put_back(self, part: Node, before: Node, new: Node, meta: Any) -> Node:
         """The tensor `before` after new numbers are written into a view of it."""

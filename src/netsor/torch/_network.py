@@ -79,14 +79,16 @@ def inputs_of(
     They are a tuple of tensors, which is left as it is, one sequence of ids, or (None)
     as many different ids as `tokens` says.
     """
-    # The ids are also passed as a second argument for targets: without it, some modules
-    # return logits of one token.
     if isinstance(args, tuple) and all(isinstance(x, torch.Tensor) for x in args):
         return args
-    instance: Any = module if isinstance(module, torch.nn.Module) else fresh(module)[0]
+    instance: Any = module
+    if not isinstance(module, torch.nn.Module):
+        instance, _ = fresh(module)
     ids = token_ids(instance, ids=args, tokens=tokens, most_by_default=most_by_default)
     names = list(inspect.signature(instance.forward).parameters)
-    return (ids, ids) if {*names[1:2]} & TARGETS else (ids,)
+    takes_targets = len(names) > 1 and names[1] in TARGETS
+    # without targets, some modules return logits of one token
+    return (ids, ids) if takes_targets else (ids,)
 
 
 def token_ids(
@@ -180,20 +182,21 @@ def training(
 
     def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
-        net, moving = _network_to_train(factory, ids, vectors)
-        names = {*_matrices(net), *moving}
+        net, moving_vectors = _network_to_train(factory, ids, vectors)
+        names = {*_matrices(net), *moving_vectors}
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)
             return net, {name: rates.get(str(name), 0.0) for name in names}
-        instance = fresh(factory)[0]
-        moved = {name for name, p in instance.named_parameters() if p.requires_grad}
-        if names <= moved and not moving:
+        instance, _ = fresh(factory)
+        trainable = {name for name, p in instance.named_parameters() if p.requires_grad}
+        if names <= trainable and not moving_vectors:
             return net, lr
         if isinstance(lr, Mapping):
-            declared = {**dict.fromkeys(moving, 0.0), **lr}
+            rates = {**dict.fromkeys(moving_vectors, 0.0), **lr}
         else:
-            declared = dict.fromkeys(names, lr)
-        return net, {**declared, **dict.fromkeys(names - moved, 0.0)}
+            rates = dict.fromkeys(names, lr)
+        frozen = names - trainable
+        return net, {**rates, **dict.fromkeys(frozen, 0.0)}
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at, kind
@@ -219,16 +222,15 @@ def training_of_rule(
 
     def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(prepared, width)
-        net, moving = _network_to_train(factory, ids, vectors)
+        net, moving_vectors = _network_to_train(factory, ids, vectors)
         module = factory()
         names = {id(p): k for k, p in module.named_parameters() if p.requires_grad}
-        rates = {
-            names[id(p)]: float(group["lr"])
-            for group in rule.param_groups(module, lr)
-            for p in group["params"]
-        }
-        moved = {*_matrices(net), *moving}
-        return net, {name: rates.get(str(name), 0.0) for name in moved}
+        rates = {}
+        for group in rule.param_groups(module, lr):
+            for p in group["params"]:
+                rates[names[id(p)]] = float(group["lr"])
+        trained = {*_matrices(net), *moving_vectors}
+        return net, {name: rates.get(str(name), 0.0) for name in trained}
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at
@@ -259,14 +261,15 @@ def _network_to_train(
 
 
 def _vectors_of(laws: Parameters, kinds: Sequence[str]) -> set[str]:
-    """The names of the vectors of some kinds: biases, or gains."""
-    found = set()
+    """The names of the vectors of some kinds: "bias", "gain" or both."""
+    names = set()
     for name, law in laws.items():
-        is_bias = "bias" in name.rpartition(".")[2] or law.value == 0
         is_vector = len(law.shape) == 1 and law.law in ("constant", *INDEPENDENT)
-        if is_vector and ("bias" if is_bias else "gain") in kinds:
-            found.add(name)
-    return found
+        is_bias = "bias" in name.rpartition(".")[2] or law.value == 0
+        kind = "bias" if is_bias else "gain"
+        if is_vector and kind in kinds:
+            names.add(name)
+    return names
 
 
 def _as_vector(law: Parameter) -> Parameter:

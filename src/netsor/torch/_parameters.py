@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -104,13 +105,13 @@ def _with_samples(
     """The laws, in which those that are not i.i.d. keep samples."""
     with_samples = dict(laws)
     for name, law in laws.items():
-        samples = [sample.entries for sample in by_name[name][:KEPT_SAMPLES]]
-        is_whole = tuple(samples[0].shape) == law.shape
+        entries = [sample.entries for sample in by_name[name][:KEPT_SAMPLES]]
+        is_whole = tuple(entries[0].shape) == law.shape
+        is_small = entries[0].numel() <= KEPT_ENTRIES
         is_known = law.law not in ("unknown", "orthogonal") or law.note == NOT_FINITE
-        if is_known or not is_whole or samples[0].numel() > KEPT_ENTRIES:
-            continue
-        arrays = tuple(sample.double().numpy() for sample in samples)
-        with_samples[name] = replace(law, value=arrays)
+        if is_whole and is_small and not is_known:
+            arrays = tuple(x.double().numpy() for x in entries)
+            with_samples[name] = replace(law, value=arrays)
     return with_samples
 
 
@@ -166,16 +167,24 @@ def _initialisations(
             torch_seed(seed + count)
             instance, replay = fresh(module)
             tensors = dict(instance.named_parameters()) | _buffers(instance)
-            for name in tensors if count == 0 else by_name:
+            names = list(tensors) if count == 0 else list(by_name)
+            for name in names:
                 sample = replay.sample(name, tensors[name])
                 by_name.setdefault(name, []).append(sample)
             count += 1
-            if count == 2:  # buffers that do not differ are no parameters
-                for name in _buffers(instance).keys() & by_name:
-                    earlier, later = by_name[name]
-                    if torch.equal(earlier.entries, later.entries):
-                        del by_name[name]
+            if count == 2:
+                _remove_fixed_buffers(by_name, _buffers(instance))
     return Initialisations(by_name, module=instance, tensors=tensors, number=count)
+
+
+def _remove_fixed_buffers(
+    by_name: dict[str, list[Sample]], buffers: Mapping[str, Any]
+) -> None:
+    """Remove the buffers that two initialisations do not change: no parameters."""
+    for name in buffers.keys() & by_name:
+        earlier, later = by_name[name]
+        if torch.equal(earlier.entries, later.entries):
+            del by_name[name]
 
 
 def _buffers(module: Any) -> dict[str, Any]:
@@ -243,18 +252,24 @@ def _check_initialised(name: str, p: Any, samples: list[Sample]) -> None:
     error = math.sqrt(1 / (2 * present.size) + 1 / (2 * new.size))
     differs = abs(present_rms - new_rms) > 8 * max([present_rms, new_rms]) * error
     if not differs and all(sample.drawn for sample in samples):
-        largest = np.abs(new).max()
-        beyond = np.arange(np.count_nonzero(np.abs(present) > largest))
-        # of equally likely orders: that the `beyond` largest are all present ones
-        size = present.size
-        chances = (size - beyond) / (size + new.size - beyond)
-        differs = bool(np.prod(chances) < OTHER_LAW)
+        beyond = int(np.count_nonzero(np.abs(present) > np.abs(new).max()))
+        differs = _chance_of_largest(beyond, present.size, new.size) < OTHER_LAW
     if differs:
         raise ValueError(
             f"{name} has entries of root mean square {present_rms:.4g}, and"
             f" {new_rms:.4g} if it is initialised again. It was trained, or code"
             " outside its own reset changed it; pass a function that makes the module"
         )
+
+
+def _chance_of_largest(count: int, present: int, new: int) -> float:
+    """The probability that the `count` largest of all entries are present ones.
+
+    There are `present` and `new` entries, in equally likely orders: it is
+    Π_k (present − k) / (present + new − k), over k below the count.
+    """
+    taken = np.arange(count)
+    return float(np.prod((present - taken) / (present + new - taken)))
 
 
 # Parameters that depend on each other
@@ -275,6 +290,7 @@ def _fingerprints(
     laws: Mapping[str, Parameter], by_name: Mapping[str, list[Sample]], names: list[str]
 ) -> Fingerprints:
     """The fingerprints of these parameters."""
+    # (parameters, samples, entries), centred and of standard deviation 1
     standard = np.zeros((len(names), MIN_SAMPLES, COMPARED_ENTRIES))
     counts = np.zeros(len(names))
     invariants = []
@@ -282,14 +298,13 @@ def _fingerprints(
         samples = [sample.entries.reshape(-1) for sample in by_name[name][:MIN_SAMPLES]]
         starts = np.array([x[:COMPARED_ENTRIES].double().numpy() for x in samples])
         centred = starts - laws[name].mean
-        standard[k, : len(samples), : centred.shape[1]] = centred / max(
-            centred.std(), 1e-300
-        )
+        rows, columns = centred.shape
+        standard[k, :rows, :columns] = centred / max(centred.std(), 1e-300)
         counts[k] = centred.size
         norms = np.array([_norms(x) for x in samples])
-        invariants.append(
-            [math.prod(laws[name].shape), *norms.ravel() / norms[:, 0].sum()]
-        )
+        size = math.prod(laws[name].shape)
+        relative_norms = norms.ravel() / norms[:, 0].sum()
+        invariants.append([size, *relative_norms])
     products = np.einsum("iab,jab->ij", standard, standard, optimize=True)
     return Fingerprints(
         correlations=products / np.sqrt(np.minimum.outer(counts, counts)),
@@ -300,8 +315,8 @@ def _fingerprints(
 
 def _norms(x: Any) -> list[float]:
     """The Euclidean norm and the largest absolute value of a tensor."""
-    norm = torch.linalg.vector_norm
-    return [float(norm(x, order, dtype=torch.float64)) for order in (2, math.inf)]
+    norm = partial(torch.linalg.vector_norm, dtype=torch.float64)
+    return [float(norm(x, 2)), float(norm(x, math.inf))]
 
 
 def _with_ties(
@@ -321,10 +336,10 @@ def _with_ties(
     result = dict(laws)
     for k, name in enumerate(names[1:], 1):
         differences = np.abs(invariants[:k] - invariants[k])
-        same = (differences < 1e-5 * invariants[k]).all(axis=1)
-        if same.any():
-            j = int(np.argmax(same))
-            result[name] = _same_numbers(laws[name], laws[names[j]], by_name)
+        has_same_norms = (differences < 1e-5 * invariants[k]).all(axis=1)
+        if has_same_norms.any():
+            earlier = names[int(np.argmax(has_same_norms))]
+            result[name] = _same_numbers(laws[name], laws[earlier], by_name)
             continue
         j = int(np.argmax(np.abs(correlations[k, :k])))
         # of millions of independent pairs, none has so many standard errors
@@ -339,15 +354,14 @@ def _same_numbers(
     law: Parameter, earlier: Parameter, by_name: Mapping[str, list[Sample]]
 ) -> Parameter:
     """The law of a parameter that has the numbers of an earlier one, in some order."""
+    samples, originals = by_name[law.name], by_name[earlier.name]
     pairs = [
         (sample.entries, original.entries)
-        for sample, original in zip(
-            by_name[law.name], by_name[earlier.name], strict=True
-        )
+        for sample, original in zip(samples, originals, strict=True)
     ]
-    if law.shape == earlier.shape and all(torch.equal(a, b) for a, b in pairs):
+    if law.shape == earlier.shape and all(torch.equal(x, y) for x, y in pairs):
         return replace(law, law="copy", of=earlier.name)
-    if all(a.ndim == 2 and torch.equal(a, b.T) for a, b in pairs):
+    if all(x.ndim == 2 and torch.equal(x, y.T) for x, y in pairs):
         return replace(law, law="copy", of=earlier.name, transposed=True)
     note = f"its numbers are those of {earlier.name} in another order or times a factor"
     return replace(law, law="unknown", note=note)

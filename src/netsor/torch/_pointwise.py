@@ -141,32 +141,40 @@ def is_pointwise(node: Node) -> bool:
 def pointwise(call: Call, node: Node, args: Sequence[Any], kwargs: Any) -> Tensor:
     """A pointwise operation on vectors, and on scalars and numbers beside them."""
     leaves, structure = pytree.tree_flatten((tuple(args), dict(kwargs)))
-    operand_positions = [
-        k for k, x in enumerate(leaves) if is_random(x) or _is_array(x)
-    ]
-    operands = {k: call.settled(leaves[k]) for k in operand_positions}
-    vectors = [x for x in operands.values() if isinstance(x, Vectors)]
-    if not vectors:
-        raise Refusal("not of vectors")
-    first = max(vectors, key=_coordinates)
-    operands = {k: call.beside(leaves[k], first) for k in operand_positions}
-    for k, x in operands.items():
-        if isinstance(x, Vectors) and _coordinates(x) == 1 < _coordinates(first):
-            operands[k] = call.draws.entries(x)  # one coordinate beside many
-    for x in operands.values():
-        refuse_if(
-            isinstance(x, Vectors) and x.from_end != first.from_end,
-            "vectors whose coordinates are along different axes meet",
-        )
-    plain = {k: values_beside(first, x) for k, x in operands.items()}
+    positions = [k for k, x in enumerate(leaves) if is_random(x) or _is_array(x)]
+    like = _widest_vectors([call.settled(leaves[k]) for k in positions])
+    values = {k: _value_beside(call, leaves[k], like) for k in positions}
     # the language takes vectors before scalars
-    order = sorted(operand_positions, key=lambda k: not isinstance(plain[k], ns.Vector))
+    vectors = [k for k in positions if isinstance(values[k], ns.Vector)]
+    others = [k for k in positions if not isinstance(values[k], ns.Vector)]
+    order = [*vectors, *others]
     for number, k in enumerate(order):
         leaves[k] = Result(number)
-    template = pytree.tree_unflatten(leaves, structure)
-    f = PointwiseFunction(str(node.target), *template)
+    template_args, template_kwargs = pytree.tree_unflatten(leaves, structure)
+    f = PointwiseFunction(str(node.target), template_args, template_kwargs)
     function = f.function(name_of(node), len(order))
-    return Vectors.of(ns.nonlin(function, *(plain[k] for k in order)), first.from_end)
+    result = ns.nonlin(function, *(values[k] for k in order))
+    return Vectors.of(result, like.from_end)
+
+
+def _widest_vectors(operands: Sequence[Tensor]) -> Vectors:
+    """The operand with most coordinates."""
+    vectors = [x for x in operands if isinstance(x, Vectors)]
+    if not vectors:
+        raise Refusal("not of vectors")
+    return max(vectors, key=_coordinates)
+
+
+def _value_beside(call: Call, x: Any, like: Vectors) -> Any:
+    """An operand as a value of the language, beside vectors."""
+    x = call.beside(x, like)
+    if isinstance(x, Vectors) and _coordinates(x) == 1 < _coordinates(like):
+        x = call.draws.entries(x)  # one coordinate beside many
+    refuse_if(
+        isinstance(x, Vectors) and x.from_end != like.from_end,
+        "vectors whose coordinates are along different axes meet",
+    )
+    return values_beside(like, x)
 
 
 def _coordinates(x: Vectors) -> int:

@@ -325,13 +325,13 @@ class Recorder:
     def _update_norms(self) -> dict[str, float]:
         """The norms of the changes since the step began, of all and of each group."""
         updates = {
-            id(p): p.detach() - old
-            for p, old in zip(self._parameters(), self._before, strict=True)
+            id(p): p.detach() - before
+            for p, before in zip(self._parameters(), self._before, strict=True)
         }
         norms = {UPDATE: float(norm(list(updates.values())))}
         for name, members in self._groups.items():
-            present = [updates[id(p)] for p in members if id(p) in updates]
-            norms[f"{UPDATE}/{name}"] = float(norm(present))
+            of_group = [updates[id(p)] for p in members if id(p) in updates]
+            norms[f"{UPDATE}/{name}"] = float(norm(of_group))
         return norms
 
     def _act_if_complete(self) -> None:
@@ -363,9 +363,9 @@ def _optimisers(optimiser: Any) -> list[Any]:
     """The optimisers of an argument: one, or a list of them."""
     entries = optimiser if isinstance(optimiser, list | tuple) else [optimiser]
     # accelerate wraps them
-    optimisers = [getattr(each, "optimizer", each) for each in entries]
-    is_right = all(isinstance(each, torch.optim.Optimizer) for each in optimisers)
-    if not optimisers or not is_right:
+    optimisers = [getattr(entry, "optimizer", entry) for entry in entries]
+    are_optimisers = all(isinstance(x, torch.optim.Optimizer) for x in optimisers)
+    if not optimisers or not are_optimisers:
         raise ArgumentError(
             "optimiser", optimiser, "a torch.optim.Optimizer, or a list of them"
         )

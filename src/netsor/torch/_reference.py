@@ -44,14 +44,7 @@ def reference_of(
         model = declared if isinstance(declared, Transformer) else read(declared)
     except UnknownFamilyError as unknown:
         return _reference_module(_module_of_config(unknown), args, kwargs)
-    sequences = [
-        x.reshape(-1).tolist()
-        for x in (*args, *kwargs.values())
-        if isinstance(x, torch.Tensor) and not x.is_floating_point()
-    ]
-    inputs: dict[str, Any] = {"ids": sequences[0]}
-    if model.decoder_layers and len(sequences) > 1:
-        inputs["decoder_ids"] = sequences[-1]
+    inputs = _ids_of_model(model, args, kwargs)
     probes = model.probes(**inputs, gradients=not model.experts)
     assert isinstance(probes.source, ModelEnd)
     stds = stds_of(probes.source.net, model.widths())
@@ -73,6 +66,18 @@ def reference_of(
         why_no_probes=OF_ONE_SEQUENCE if is_batch else "",
         of_vectors=stds_of_vectors(model),
     )
+
+
+def _ids_of_model(
+    model: Transformer, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The ids among the inputs: the first tensor, and of a decoder the last one."""
+    tensors = [x for x in (*args, *kwargs.values()) if isinstance(x, torch.Tensor)]
+    sequences = [x.reshape(-1).tolist() for x in tensors if not x.is_floating_point()]
+    inputs: dict[str, Any] = {"ids": sequences[0]}
+    if model.decoder_layers and len(sequences) > 1:
+        inputs["decoder_ids"] = sequences[-1]
+    return inputs
 
 
 def _makes_module(declared: Any) -> bool:

@@ -109,11 +109,12 @@ class Batch:
     def mapped(self, function: Callable[[Any], Any]) -> Batch:
         """The same batch with a function of every tensor."""
 
-        def of(x: Any) -> Any:
+        def mapped(x: Any) -> Any:
             return function(x) if isinstance(x, torch.Tensor) else x
 
-        kwargs = {name: of(x) for name, x in self.kwargs.items()}
-        return Batch(tuple(map(of, self.args)), kwargs, of(self.target))
+        args = tuple(mapped(x) for x in self.args)
+        kwargs = {name: mapped(x) for name, x in self.kwargs.items()}
+        return Batch(args, kwargs, mapped(self.target))
 
     def cut(self, sequences: int | None, tokens: int | None) -> Batch:
         """The first sequences, and the first tokens of each.
@@ -121,15 +122,18 @@ class Batch:
         Tensors with the second axis of the ids are cut along it.
         """
         ids = self.ids
-        length = ids.shape[1] if ids is not None and ids.ndim == 2 else None
-        if tokens is not None and length is None:
+        has_length = ids is not None and ids.ndim == 2
+        if tokens is not None and not has_length:
             raise ArgumentError("tokens", tokens, "left out: the batch has no ids")
 
-        def part(x: Any) -> Any:
-            x = x[:sequences] if x.ndim else x
-            return x[:, :tokens] if x.ndim > 1 and x.shape[1] == length else x
+        def shortened(x: Any) -> Any:
+            if x.ndim == 0:
+                return x
+            x = x[:sequences]
+            has_tokens = has_length and x.ndim > 1 and x.shape[1] == ids.shape[1]
+            return x[:, :tokens] if has_tokens else x
 
-        return self.mapped(part)
+        return self.mapped(shortened)
 
 
 def _is_ids(x: Any) -> bool:
@@ -199,13 +203,13 @@ def micro_batches(batches: Sequence[Batch], accumulation: int) -> list[Batch]:
         return list(batches)
     (batch,) = batches
     tensors = [x for x in (*batch.args, *batch.kwargs.values()) if _has_rows(x)]
-    count = tensors[0].shape[0] if tensors else 0
+    sequences = tensors[0].shape[0] if tensors else 0
 
-    def part(rows: slice) -> Batch:
+    def of_rows(rows: slice) -> Batch:
         """The batch of these sequences; tensors without axes belong to every part."""
         return batch.mapped(lambda x: x[rows] if x.ndim else x)
 
-    return [part(rows) for rows in rows_of_each_pass(count, accumulation)]
+    return [of_rows(rows) for rows in rows_of_each_pass(sequences, accumulation)]
 
 
 def _has_rows(x: Any) -> bool:

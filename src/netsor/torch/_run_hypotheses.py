@@ -25,11 +25,14 @@ from ..checks._run_check import (
 )
 from ..checks._run_mistakes import (
     divided_twice,
+    labels_not_shifted,
+    labels_shifted_twice,
     last_pass_only,
     logged_late,
     mistakes_of_clipping,
     mistakes_of_factor,
     mistakes_of_logging,
+    one_batch,
     summed_gradients,
     summed_loss,
 )
@@ -257,6 +260,7 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             yield Hypothesis(
                 f"clipped by {form}", question, replace(loop, clip_form=form)
             )
+    yield from _of_clipped_scale(loop, probe)
     for name in probe.groups() if loop.clip is not None else ():
         yield Hypothesis(
             "one group clipped",
@@ -266,27 +270,46 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
 
 
+def _of_clipped_scale(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """A scale of the loss that is removed after clipping, not before."""
+    clipped = probe.departures.first(CLIPPED)
+    norms = probe.departures.first(GRADIENT)
+    scales = [norms, None if clipped is None else 1 / clipped]
+    if loop.clip is None:
+        return
+    for scale in dict.fromkeys(2 ** round(math.log2(x)) for x in scales if x):
+        if scale > 1:
+            yield Hypothesis(
+                "scale at clipping",
+                f"are gradients clipped while a loss scale, of {scale}, is still in"
+                " them: does GradScaler.unscale_ come after clipping?",
+                replace(
+                    loop,
+                    gradient_factor=float(scale),
+                    scale_at_clipping=float(scale),
+                ),
+            )
+
+
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Labels that are shifted too little or too much."""
     labels, ids = probe.batch.labels, probe.batch.ids
     has_tokens = ids is not None and ids.ndim > 1
     if not has_tokens or (labels is not None and labels.shape != ids.shape):
         return
-    shifts = {
-        "labels not shifted": (1, "are labels not shifted: does each predict itself?"),
-        "labels shifted twice": (-1, "are labels shifted twice?"),
-        "labels shifted back": (
-            2,
-            "are labels shifted in the wrong direction: does each token predict the one"
-            " before it?",
-        ),
-    }
-    for name, (shift, question) in shifts.items():
-        yield Hypothesis(name, question, replace(loop, of_batch=_shifted_labels(shift)))
+    not_shifted = labels_not_shifted(replace(loop, of_batch=_shifted_labels(1)))
+    yield not_shifted
+    yield labels_shifted_twice(replace(loop, of_batch=_shifted_labels(-1)))
+    yield Hypothesis(
+        "labels shifted back",
+        "are labels shifted in the wrong direction: does each token predict the one"
+        " before it?",
+        replace(loop, of_batch=_shifted_labels(2)),
+    )
     if labels is not None and bool((labels < 0).any()):
         yield Hypothesis(
             "labels are the inputs",
-            shifts["labels not shifted"][1],
+            not_shifted.question,
             replace(loop, of_batch=_inputs_as_labels),
         )
     if probe.batch.rows > 1:
@@ -294,6 +317,7 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "labels of other sequences",
             "are labels those of other sequences, such as after a shuffle?",
             replace(loop, of_batch=_labels_of_other_rows),
+            cost=RARE,
         )
 
 
@@ -500,12 +524,9 @@ def _without_mask(batch: Batch) -> Batch:
 def _of_batches(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Batches in another order or part, and steps that are counted otherwise."""
     if len(loop.batches) > loop.accumulation:
-        yield Hypothesis(
-            "one batch",
-            "is the first batch used at every step?",
-            replace(loop, batches=loop.batches[: loop.accumulation]),
-        )
-        moved = [*loop.batches[loop.accumulation :], *loop.batches[: loop.accumulation]]
+        of_first_step = loop.batches[: loop.accumulation]
+        yield one_batch(replace(loop, batches=of_first_step))
+        moved = [*loop.batches[loop.accumulation :], *of_first_step]
         yield Hypothesis(
             "next batch",
             "does each step use the next batch?",

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..checks._run_check import FITTED, RARE, RATE, UPDATE, Hypothesis
+from ..checks._run_mistakes import two_updates
 from ._run_loop import Loop
 from ._run_probe import Probe
 from ._run_setup import Setup, setup_of
@@ -35,16 +36,17 @@ Make = Callable[[Any], Any]
 
 def of_updates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """The size and number of updates."""
-    yield Hypothesis(
-        "two updates",
-        "does the optimiser step twice at each step?",
-        replace(loop, updates=2),
-    )
+    yield two_updates(loop)
     yield Hypothesis(
         "no updates",
         "does the optimiser not step, or hold other parameters, or are gradients zeroed"
         " before it steps?",
         replace(loop, updates=0),
+    )
+    yield Hypothesis(
+        "zeroed before the update",
+        "are gradients zeroed before the optimiser uses them?",
+        replace(loop, zero="before"),
     )
     yield Hypothesis(
         "other parameters",

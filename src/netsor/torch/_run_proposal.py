@@ -147,18 +147,20 @@ def propose_batch(
     )
     level /= LOGGED * (loop.steps + 1)
     runs = enough_runs(level) if initialisations is None else initialisations
-    rows, length = _size(loop.batches[0])
+    all_sequences, all_tokens = _size(loop.batches[0])
     seeds = seeds_of(seed_number(seed), RUNS)
     sizes = []
-    for part in _parts(rows, length):
-        values = train(_cut(loop, *part), seeds, progress, f"{part[0]} x {part[1]}")
+    for sequences, tokens in _parts(all_sequences, all_tokens):
+        part = _cut(loop, sequences, tokens)
+        values = train(part, seeds, progress, f"{sequences} x {tokens}")
+        # the band of the logarithm of the first gradient norm
         spread = band(values[GRADIENT][:, 0], level).spread
         half = spread * half_width(runs, level) + tolerance
         shift = Band(0.0, spread, half, half, is_log=True).detected
-        sizes.append(BatchSize(*part, factor=math.exp(shift)))
+        sizes.append(BatchSize(sequences, tokens, factor=math.exp(shift)))
         if sizes[-1].factor <= factor:
             break
-    return RunProposal(sizes, factor, runs, tokens=rows * length)
+    return RunProposal(sizes, factor, runs, tokens=all_sequences * all_tokens)
 
 
 def _size(batch: Batch) -> tuple[int, int]:

@@ -68,14 +68,17 @@ def setup_of(make: Callable[[Any], Any], module: Any) -> Setup:
     result = make(module)
     if isinstance(result, Setup):
         return result
-    parts = list(_parts(result))
-    optimisers = tuple(x for x in parts if isinstance(x, torch.optim.Optimizer))
-    schedules = tuple(x for x in parts if not isinstance(x, torch.optim.Optimizer))
+    optimisers, schedules = [], []
+    for x in _parts(result):
+        if isinstance(x, torch.optim.Optimizer):
+            optimisers.append(x)
+        else:
+            schedules.append(x)
     has_closure = any(isinstance(x, torch.optim.LBFGS) for x in optimisers)
     can_step = all(callable(getattr(x, "step", None)) for x in schedules)
     if not optimisers or has_closure or not can_step:
         raise ArgumentError("optimiser", make, f"{ALLOWED}, not {shown(result)}")
-    return Setup(optimisers, schedules)
+    return Setup(tuple(optimisers), tuple(schedules))
 
 
 def _parts(result: Any) -> Iterator[Any]:

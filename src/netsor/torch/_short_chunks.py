@@ -42,7 +42,8 @@ def _in_short_chunks(
 ) -> Any:
     """The delta rule of keys (batch, tokens, heads, width)."""
     key = options["key"] if "key" in options else args[1]
-    is_given = "chunk_size" in options or len(args) > ARGUMENTS_BEFORE_CHUNK
-    if not is_given and key.shape[1] < CHUNK:
-        options["chunk_size"] = max(key.shape[1], 1)
+    tokens = key.shape[1]
+    has_chunk_size = "chunk_size" in options or len(args) > ARGUMENTS_BEFORE_CHUNK
+    if not has_chunk_size and tokens < CHUNK:
+        options["chunk_size"] = max(tokens, 1)
     return original(*args, **options)

@@ -11,7 +11,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,13 +34,13 @@ class Shards(NamedTuple):
 
     def parts(self, x: Any) -> list[Any]:
         """The parts of a tensor or an array."""
-        stops = list(accumulate(self.sizes))
-        starts = [0, *stops[:-1]]
-        index: list[Any] = [slice(None)] * self.axis
-        return [
-            x[(*index, slice(start, stop))]
-            for start, stop in zip(starts, stops, strict=True)
-        ]
+        axes_before: list[Any] = [slice(None)] * self.axis
+        parts = []
+        start = 0
+        for size in self.sizes:
+            parts.append(x[(*axes_before, slice(start, start + size))])
+            start += size
+        return parts
 
 
 @dataclass(frozen=True)
@@ -94,19 +93,19 @@ def _gathered(p: Any) -> Whole:
     from torch import distributed
 
     tensor = p.detach().full_tensor().cpu()
-    cut = [
+    cuts = [
         (placement.dim, size)
         for placement, size in zip(p.placements, p.device_mesh.shape, strict=True)
         if placement.is_shard() and size > 1
     ]
     shards = None
-    if len(cut) == 1:
-        ((axis, count),) = cut
+    if len(cuts) == 1:
+        ((axis, count),) = cuts
         sizes = tuple(len(part) for part in torch.arange(p.shape[axis]).chunk(count))
         shards = Shards(axis, sizes)
-    digest = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy()).hexdigest()
-    ranks = distributed.get_world_size()
-    digests: list[Any] = [None] * ranks
+    entries_as_bytes = tensor.reshape(-1).view(torch.uint8).numpy()
+    digest = hashlib.sha256(entries_as_bytes).hexdigest()
+    digests: list[Any] = [None] * distributed.get_world_size()
     distributed.all_gather_object(digests, digest)
     problem = "" if len(set(digests)) == 1 else _of_copies(digests)
     return Whole(tensor, shards, problem)
@@ -174,21 +173,39 @@ def _whole(pieces: list[Chunk], shape: tuple[int, ...]) -> Whole | None:
     if pieces[0].offsets is not None:
         return _from_chunks(pieces, shape)
     tensors = [piece.tensor for piece in pieces]
-    shapes = {tuple(x.shape) for x in tensors}
-    if shapes == {shape}:
-        digests = [
-            "same" if torch.equal(x, tensors[0]) else str(k)
-            for k, x in enumerate(tensors)
-        ]
-        problem = "" if len(set(digests)) == 1 else _of_copies(digests)
-        return Whole(tensors[0], problem=problem)
+    if all(tuple(x.shape) == shape for x in tensors):
+        return _from_copies(tensors)
     for axis in range(len(shape)):
-        others = {(*size[:axis], *size[axis + 1 :]) for size in shapes}
-        expected = (*shape[:axis], *shape[axis + 1 :])
-        sizes = tuple(int(x.shape[axis]) for x in tensors if x.ndim == len(shape))
-        if others == {expected} and sum(sizes) == shape[axis]:
-            return Whole(torch.cat(tensors, dim=axis), Shards(axis, sizes))
+        whole = _from_parts(tensors, shape, axis)
+        if whole is not None:
+            return whole
     return None
+
+
+def _from_copies(tensors: list[Any]) -> Whole:
+    """A tensor of which each rank has a copy, and whether the copies agree."""
+    # what says which copies are like the first one
+    labels = [
+        "same" if torch.equal(x, tensors[0]) else str(rank)
+        for rank, x in enumerate(tensors)
+    ]
+    problem = "" if len(set(labels)) == 1 else _of_copies(labels)
+    return Whole(tensors[0], problem=problem)
+
+
+def _from_parts(tensors: list[Any], shape: tuple[int, ...], axis: int) -> Whole | None:
+    """A tensor that ranks have in parts along one axis; None if they do not fit."""
+    sizes = []
+    for x in tensors:
+        if x.ndim != len(shape):
+            return None
+        size = int(x.shape[axis])
+        if tuple(x.shape) != (*shape[:axis], size, *shape[axis + 1 :]):
+            return None
+        sizes.append(size)
+    if sum(sizes) != shape[axis]:
+        return None
+    return Whole(torch.cat(tensors, dim=axis), Shards(axis, tuple(sizes)))
 
 
 def _from_chunks(pieces: list[Chunk], shape: tuple[int, ...]) -> Whole | None:
@@ -196,27 +213,37 @@ def _from_chunks(pieces: list[Chunk], shape: tuple[int, ...]) -> Whole | None:
     tensor = pieces[0].tensor.new_empty(shape)
     filled = 0
     for chunk in pieces:
-        assert chunk.offsets is not None
-        ranges = zip(chunk.offsets, chunk.tensor.shape, strict=False)
-        stops = [start + size for start, size in ranges]
-        if len(stops) != len(shape) or any(map(int.__gt__, stops, shape)):
+        index = _index_of(chunk, shape)
+        if index is None:
             return None
-        index = tuple(map(slice, chunk.offsets, stops))
         tensor[index] = chunk.tensor
         filled += chunk.tensor.numel()
     if filled != tensor.numel():
         return None
-    cut = [
+    cut_axes = [
         axis
         for axis in range(len(shape))
         if any(chunk.tensor.shape[axis] < shape[axis] for chunk in pieces)
     ]
-    if len(cut) != 1:
+    if len(cut_axes) != 1:
         return Whole(tensor)
-    (axis,) = cut
-    in_order = sorted(pieces, key=lambda piece: chunk.offsets or ())
+    (axis,) = cut_axes
+    in_order = sorted(pieces, key=lambda chunk: chunk.offsets or ())
     sizes = tuple(int(chunk.tensor.shape[axis]) for chunk in in_order)
     return Whole(tensor, Shards(axis, sizes))
+
+
+def _index_of(chunk: Chunk, shape: tuple[int, ...]) -> tuple[slice, ...] | None:
+    """Where the entries of a chunk are in a tensor of this shape; None: outside."""
+    assert chunk.offsets is not None
+    index = tuple(
+        slice(start, start + size)
+        for start, size in zip(chunk.offsets, chunk.tensor.shape, strict=False)
+    )
+    if len(index) != len(shape):
+        return None
+    is_inside = all(part.stop <= size for part, size in zip(index, shape, strict=True))
+    return index if is_inside else None
 
 
 def _read(weights: Any) -> dict[str, list[Chunk]]:

@@ -12,6 +12,8 @@ import netsor as ns
 from tests.internals import AGREES, DISAGREES, OUTSIDE, _uniform
 from tests.internals import _positions as study
 
+from ...keep import keep
+
 SIZE = study.Size(2, 6, 8, heads=2, groups=2, gated=False, scaled=False)
 
 
@@ -35,8 +37,8 @@ def engine_shares(network, attention, gated):
             hidden=m,
             activation=activation,
             gate=gated,
-            sigma_w=network.hidden,
-            sigma_out=network.out,
+            sigma_w=network.perceptron.hidden,
+            sigma_out=network.perceptron.out,
         )
     f = ns.dot(ns.gaussian(n).reshape(1), normed(x)[-1:])[0, 0]
     gradient = ns.grad(f, start).reshape((tokens, 1))
@@ -49,17 +51,21 @@ def engine_shares(network, attention, gated):
 
 
 @pytest.mark.parametrize(
-    ("gated", "window", "sinks"), [(False, None, 0), (True, 3, 1), (True, None, 0)]
+    ("gated", "window", "sinks"),
+    keep(
+        [(False, None, 0), (True, 3, 1), (True, None, 0)],
+        (False, None, 0),
+        (True, 3, 1),
+    ),
 )
 def test_limit_is_that_of_the_engine(gated, window, sinks):
     network = _uniform.Network(
         depth=2,
         embedding=0.02,
         values=0.3,
-        hidden=1.2,
-        out=0.5,
-        activation="silu" if gated else "gelu",
-        gated=gated,
+        perceptron=_uniform.Perceptron(
+            activation="silu" if gated else "gelu", hidden=1.2, out=0.5, gated=gated
+        ),
     )
     attention = _uniform.Uniform(5, window, sinks)
     found = _uniform.shares(network, attention)

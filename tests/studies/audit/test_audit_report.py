@@ -153,7 +153,9 @@ def test_figures_have_the_thresholds_of_rules(inline):
     assert [line[0] for line in lines["entropy"]] == [0.5]
 
 
-def test_dashed_lines_are_explained_only_where_they_are(inline, tmp_path):
+def test_dashed_lines_are_explained_only_where_they_are(
+    inline, unillustrated, tmp_path
+):
     ns.audit(TINY, quick=True, out=tmp_path / "quick")
     assert "Dashed lines" not in (tmp_path / "quick" / "report.html").read_text()
     ns.audit(TINY, out=tmp_path / "both", gradients=False, **SMALL)

@@ -230,9 +230,8 @@ def _limits_of(plan: Plan, scalars: Sequence[Scalar]) -> list[ProductLimit]:
     The scalars of a product are ⟨x, y⟩/n, ⟨x, x⟩/n and ⟨y, y⟩/n, in this order.
     """
     with np.errstate(all="ignore"):
-        means, _ = sample_block(
-            plan, seed=0, replicas=REPLICAS
-        )  # (replicas, all entries)
+        # (replicas, all entries)
+        means, _ = sample_block(plan, seed=0, replicas=REPLICAS)
     ends = np.cumsum([scalar.size for scalar in scalars])
     values = np.split(means, ends[:-1], axis=1)
     limits = []
@@ -248,13 +247,17 @@ def _square(x: Vector) -> Scalar:
 
 
 def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:
-    """Mask of the needed pairs of a product that exceed rounding, (replicas, pairs)."""
+    """Mask of the needed pairs of a product that exceed rounding, (replicas, pairs).
+
+    A product ⟨x, y⟩/n exceeds rounding if it is large beside √(⟨x, x⟩⟨y, y⟩)/n.
+    """
+    # the largest lengths over replicas: (…, i) and (…, j)
     x_length = np.sqrt(limit.xx.max(axis=0)).reshape(product.x.shape)
     y_length = np.sqrt(limit.yy.max(axis=0)).reshape(product.y.shape)
-    lengths = x_length[..., :, None] * y_length[..., None, :]
-    sizes = np.broadcast_to(lengths, product.needed.shape).ravel()
-    nonzero = np.abs(limit.xy) > MIN_CORRELATION * sizes
-    return nonzero & product.needed.ravel()
+    size = x_length[..., :, None] * y_length[..., None, :]
+    sizes = np.broadcast_to(size, product.needed.shape).ravel()
+    is_large = np.abs(limit.xy) > MIN_CORRELATION * sizes
+    return is_large & product.needed.ravel()
 
 
 def _shifts(plan: Plan) -> range:

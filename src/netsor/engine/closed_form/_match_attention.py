@@ -356,8 +356,8 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
             case _:
                 return None
         limit.add_directions(columns, value.width.factor)
-    rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
-    rows = rows[selected]
+    all_rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
+    rows = all_rows[selected]
     root, inverse = _root(rows @ limit.gram @ rows.T)
     directions = inverse @ rows @ np.array(limit.directions) @ rows.T @ inverse.T
     return _Fluctuations(root, _merged(directions))
@@ -394,28 +394,30 @@ def _root(gram: Floats) -> _Root:
 
     Rows are scaled to length 1 first, so that short vectors keep their digits.
     """
-    size = np.sqrt(np.diag(gram))
-    size[size == 0] = 1.0
-    values, vectors = np.linalg.eigh(gram / np.outer(size, size))
-    positive = values > RANK * values[-1]
-    vectors = vectors[:, positive]
-    roots = np.sqrt(values[positive])
+    length = np.sqrt(np.diag(gram))
+    length[length == 0] = 1.0
+    correlations = gram / np.outer(length, length)
+    eigenvalues, vectors = np.linalg.eigh(correlations)
+    is_positive = eigenvalues > RANK * eigenvalues[-1]
+    vectors = vectors[:, is_positive]
+    roots = np.sqrt(eigenvalues[is_positive])
     return _Root(
-        factor=size[:, None] * vectors * roots, inverse=(vectors / roots).T / size
+        factor=length[:, None] * vectors * roots, inverse=(vectors / roots).T / length
     )
 
 
 def _merged(directions: Floats) -> Floats:
-    """The fewest directions S (·, k, k) with the same Σ ∂_S² as given ones.
+    """The fewest directions S (·, k, k) with the same Σ ∂_S² as the `directions`.
 
     The sum depends on the Gram matrix of the flattened directions only: its
     eigenvectors, times the roots of their eigenvalues, have the same one.
     """
-    flat = directions.reshape(len(directions), -1)
-    values, vectors = np.linalg.eigh(flat.T @ flat)
-    is_positive = values > RANK * values[-1]
-    scaled = vectors[:, is_positive] * np.sqrt(values[is_positive])
-    return np.asarray(scaled.T.reshape(-1, *directions.shape[1:]))
+    count, *shape = directions.shape
+    flat = directions.reshape(count, -1)
+    eigenvalues, vectors = np.linalg.eigh(flat.T @ flat)
+    is_positive = eigenvalues > RANK * eigenvalues[-1]
+    columns = vectors[:, is_positive] * np.sqrt(eigenvalues[is_positive])
+    return np.asarray(columns.T.reshape(-1, *shape))
 
 
 def _kernel(

@@ -142,18 +142,23 @@ def _change(a: Floats, b: Floats) -> _Change | None:
     Both are (replicas, …). None if a number neither converges nor falls. Round-off of 0
     may do anything but grow.
     """
-    # for each number, over replicas: its size, and its change in most of them
-    size = np.abs(b).mean(axis=0)
-    unit = np.maximum(np.maximum(np.abs(b), size), TINY)
+    size_a, size_b = np.abs(a), np.abs(b)
+    mean_size = size_b.mean(axis=0)  # over replicas, for each number
+
+    # a number converges if it changes little in most replicas, relative to its size
+    unit = np.maximum(np.maximum(size_b, mean_size), TINY)
     change = np.quantile(np.abs(b - a) / unit, MIN_SHARE, axis=0)
     converges = change <= MAX_CHANGE
-    fall_share = (np.abs(a) > MIN_FALL * np.abs(b)).mean(axis=0)
-    falls = ~converges & (fall_share >= MIN_SHARE)
-    # small beside the other numbers, and not growing
-    is_rounding = size <= ROUNDING * size.max(initial=0.0)
-    is_rounding &= size <= 2 * np.abs(a).mean(axis=0)
+
+    share_of_falling = (size_a > MIN_FALL * size_b).mean(axis=0)
+    falls = ~converges & (share_of_falling >= MIN_SHARE)
+
+    # round-off is small beside the other numbers, and does not grow
+    is_rounding = mean_size <= ROUNDING * mean_size.max(initial=0.0)
+    is_rounding &= mean_size <= 2 * size_a.mean(axis=0)
+
     # the largest of all replicas: growth in a few of them counts
-    grows = np.abs(b).max(axis=0) > MIN_FALL * np.abs(a).max(axis=0)
+    grows = size_b.max(axis=0) > MIN_FALL * size_a.max(axis=0)
     if (grows & ~is_rounding).any():
         return None
     if not (converges | falls | is_rounding).all():

@@ -55,6 +55,13 @@ HALVINGS = np.arange(22, 41, 6)
 GROWTH = 1.4
 NONE = np.empty(0)
 
+# Two distances from a break, in units of 1 + |b|, and the ratio of the differences
+# there below which the function counts as continuous. For δ^a it is 10^(−5a): a kink
+# has 1e-5, √|u − b| has 0.003, and a jump 1.
+NEAR_BREAK = 1e-10
+FAR_FROM_BREAK = 1e-5
+CONTINUOUS = 0.3
+
 
 class Breakpoints(NamedTuple):
     """Where a function is not smooth, or smooth only on short intervals.
@@ -94,22 +101,27 @@ def _narrow(f: Function, octave: int, centre: bool) -> list[float]:
     below this octave. The list is empty if there are so many that they are noise.
     """
     search = _search(f)
-    if centre:
-        grids = [2.0**octave * np.linspace(-1.04, 1.03, 64)]
-    else:
-        steps = np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
-        positive = 2.0**octave * (1 + steps / INTERVALS_OF_OCTAVE)
-        negative = -positive[::-1]
-        grids = [positive, negative]
-
     threshold = max(VISIBLE, 64 * search.noise)
     ends: list[float] = []
-    for edges in grids:
+    for edges in _fine_grids(octave, centre):
         is_rough = search.roughness(edges[:-1], edges[1:]) > threshold
         is_left_end = np.append(is_rough, False)
         is_right_end = np.append(False, is_rough)
         ends += edges[is_left_end | is_right_end].tolist()
     return ends if len(ends) <= MAX_NARROW_FEATURES else []
+
+
+def _fine_grids(octave: int, centre: bool) -> list[Array]:
+    """The edges of the intervals that `_narrow` searches, increasing in each grid."""
+    start = 2.0**octave
+    if centre:
+        # from −start to start, and a little beyond; the ends differ, so that no edge is
+        # at a round number
+        return [start * np.linspace(-1.04, 1.03, 64)]
+    steps = np.arange(-1, INTERVALS_OF_OCTAVE + 1) + OFFSET
+    positive = start * (1 + steps / INTERVALS_OF_OCTAVE)
+    negative = -positive[::-1]
+    return [positive, negative]
 
 
 @lru_cache(maxsize=256)
@@ -150,8 +162,9 @@ def _panels(f: Function, more: tuple[float, ...]) -> Breakpoints:
 
 
 def _has_jump(f: Function, breaks: Array) -> bool:
-    """Whether φ jumps at a break: values on its two sides do not become equal with the
-    distance.
+    """Whether a function jumps at one of its breaks, rather than having a kink there.
+
+    At a kink, |φ(b + δ) − φ(b − δ)| vanishes with δ, at a jump it does not.
     """
     unit = 1.0 + np.abs(breaks)
 
@@ -162,12 +175,16 @@ def _has_jump(f: Function, breaks: Array) -> bool:
             before = f(breaks - distance * unit)
             return np.abs(after - before)
 
-    is_continuous = difference(1e-10) <= 0.3 * difference(1e-5)
+    is_continuous = difference(NEAR_BREAK) <= CONTINUOUS * difference(FAR_FROM_BREAK)
     return not is_continuous.all()
 
 
 def _is_pole(f: Function, b: float, breaks: Array) -> bool:
-    """Whether φ grows like a power on one side of the break b, one of `breaks`."""
+    """Whether φ grows like a power on one side of the break b, one of `breaks`.
+
+    It does if the differences of |φ| at ever smaller distances keep growing (see
+    GROWTH), or if a value is infinite.
+    """
     other_breaks = breaks[breaks != b]
     to_nearest = float(np.abs(other_breaks - b).min(initial=np.inf))
     if b == 0:
@@ -175,12 +192,15 @@ def _is_pole(f: Function, b: float, breaks: Array) -> bool:
     else:
         distances = min(to_nearest, abs(b)) * 2.0**-HALVINGS
 
+    # arrays are (side, distance), and the distances decrease
     with np.errstate(all="ignore"):
         u = b + np.stack([distances, -distances])
-        sizes = np.abs(np.broadcast_to(f(u), u.shape))  # (side, distance)
+        sizes = np.abs(np.broadcast_to(f(u), u.shape))
         differences = np.diff(sizes, axis=1)
-        grows = differences[:, 1:] > GROWTH * differences[:, :-1]
-        is_visible = differences[:, :-1] > VISIBLE * sizes[:, :-2]
+        earlier = differences[:, :-1]
+        later = differences[:, 1:]
+        grows = later > GROWTH * earlier
+        is_visible = earlier > VISIBLE * sizes[:, :-2]
     is_power_of_side = (grows & is_visible).all(axis=1)
     is_infinite = np.isinf(sizes).any()
     return bool(is_power_of_side.any() or is_infinite)
@@ -230,26 +250,21 @@ class _Search:
     def roughness(self, left: Array, right: Array) -> Array:
         """The deviation of f from a polynomial on each interval, relative to its size.
 
-        What the rounding of its argument can explain does not count.
+        What the rounding of its argument can explain does not count. Left and right are
+        the ends of the intervals, (intervals,), and so is the result.
         """
         # (POINTS, intervals): reductions over the first axis are fast
         values = self._values(left, right)
+        # CHECKS takes the values of a polynomial to 0: see `_checks`
+        deviation = np.abs(CHECKS.T @ values).sum(axis=0)
+        rounding = _effect_of_rounding(values, left, right)
+        beyond_rounding = np.maximum(deviation - rounding, 0.0)
+
         # the size of f up to the outer end of an interval
         outer_end = np.maximum(np.abs(left), np.abs(right))
         position = np.searchsorted(self.outer, outer_end)
         size_within = self.size[np.minimum(position, len(self.size) - 1)]
         size = np.maximum(size_within, np.abs(values).max(axis=0))
-        # The largest difference quotient between nodes. NODE_POINTS are those of
-        # [-1, 1], where a unit stands for half the length of the interval.
-        at_nodes = values[:NODE_COUNT]
-        quotients = np.diff(at_nodes, axis=0) / np.diff(NODE_POINTS)[:, None]
-        half_length = 0.5 * (right - left)
-        slope = np.abs(quotients).max(axis=0) / half_length
-        size_of_argument = 0.5 * (np.abs(left) + np.abs(right))
-        rounding = ARGUMENT_ROUNDING * size_of_argument * slope
-        # CHECKS takes the values of a polynomial to 0: see `_checks`
-        deviation = np.abs(CHECKS.T @ values).sum(axis=0)
-        beyond_rounding = np.maximum(deviation - rounding, 0.0)
         return beyond_rounding / np.where(size > 0, size, 1.0)
 
     def halved(self, edges: Array) -> _Halved:
@@ -286,6 +301,21 @@ class _Search:
 _search = lru_cache(maxsize=256)(_Search)
 
 
+def _effect_of_rounding(values: Array, left: Array, right: Array) -> Array:
+    """How much the rounding of its argument may change a function on each interval.
+
+    It is the rounding error of an argument times the largest difference quotient
+    between nodes. `values` (POINTS, intervals) are those of `_Search.roughness`.
+    """
+    # NODE_POINTS are those of [-1, 1], where a unit is half the length of the interval
+    at_nodes = values[:NODE_COUNT]
+    quotients = np.diff(at_nodes, axis=0) / np.diff(NODE_POINTS)[:, None]
+    half_length = 0.5 * (right - left)
+    slope = np.abs(quotients).max(axis=0) / half_length
+    size_of_argument = 0.5 * (np.abs(left) + np.abs(right))
+    return np.asarray(ARGUMENT_ROUNDING * size_of_argument * slope)
+
+
 def _clusters(short: Array) -> Array:
     """The breaks in short intervals (intervals, 2): one for each group of neighbours.
 
@@ -308,10 +338,16 @@ def _clusters(short: Array) -> Array:
     centres = shortest.mean(axis=1)
     if len(centres) > 2 and np.median(np.diff(centres)) < 1e-3:
         return NONE  # breaks everywhere: the function computes in low precision
+    lengths = shortest[:, 1] - shortest[:, 0]
+    return _roundest(centres, within=4 * lengths)
 
-    max_rounding = 4 * (shortest[:, 1] - shortest[:, 0])
-    for digits in range(12, -1, -1):  # the roundest number near it comes last
-        rounded = np.round(centres, digits)
-        is_near = np.abs(rounded - centres) <= max_rounding
-        centres = np.where(is_near, rounded, centres)
-    return centres
+
+def _roundest(numbers: Array, within: Array) -> Array:
+    """Replace each number by the one with the fewest decimals at most `within` from
+    it, if one with twelve or fewer is so near.
+    """
+    for digits in range(12, -1, -1):
+        rounded = np.round(numbers, digits)
+        is_near = np.abs(rounded - numbers) <= within
+        numbers = np.where(is_near, rounded, numbers)
+    return numbers

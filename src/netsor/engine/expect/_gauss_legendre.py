@@ -46,11 +46,18 @@ def _checks() -> Array:
     polynomial through the values at the nodes, and a tenth of how far it misses the two
     values next to the ends.
     """
+    # Legendre polynomials P_k, k < NODE_COUNT, at the nodes and at all points
     at_node = np.polynomial.legendre.legvander(NODE_POINTS, NODE_COUNT - 1)
     at_point = np.polynomial.legendre.legvander(POINTS, NODE_COUNT - 1)
-    coefficients = at_node * WEIGHTS[:, None] * (np.arange(NODE_COUNT) + 0.5)
+    at_next = at_point[NODE_COUNT:]
+
+    # coefficient k is (k + 1/2) ∫ f P_k, by the rule; it does not depend on the values
+    # next to the ends
+    degree = np.arange(NODE_COUNT)
+    coefficients = at_node * WEIGHTS[:, None] * (degree + 0.5)
     last_coefficients = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
-    misses = np.concatenate([-coefficients @ at_point[NODE_COUNT:].T, np.eye(2)])
+    # the value next to an end minus that of the polynomial there
+    misses = np.concatenate([-coefficients @ at_next.T, np.eye(2)])
     checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
 
     def make_orthogonal(columns: slice, polynomials: int) -> None:
@@ -149,16 +156,8 @@ def resolve(
         Whether the tolerance applies to the root mean square of the unresolved part;
         the density must be that of N(0, 1). It is for values that grow in the tails.
     """
-    edges = np.sort(edges, axis=1)
     rows = len(edges)
-    left = edges[:, :-1]
-    right = edges[:, 1:]
-    is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
-    # the panels of this round: the row of each, (panels,), and its ends
-    row = np.nonzero(is_panel)[0]
-    left = left[is_panel]
-    right = right[is_panel]
-
+    row, left, right = _first_panels(edges)  # the panels of this round
     error = np.zeros(rows)
     rough = np.zeros(rows)
     finished: list[_Panels] = []
@@ -217,6 +216,20 @@ def resolve(
     return _resolved(finished, error, rough)
 
 
+def _first_panels(edges: Array) -> tuple[Array, Array, Array]:
+    """The intervals between the edges (rows, edges) of each row, in any order.
+
+    Returns the row of each panel, and its left and right ends, (panels,) each. Panels
+    that hold only a few numbers are left out.
+    """
+    edges = np.sort(edges, axis=1)
+    left = edges[:, :-1]
+    right = edges[:, 1:]
+    is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
+    row, _ = np.nonzero(is_panel)
+    return row, left[is_panel], right[is_panel]
+
+
 def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
     """∫ values² on each panel, (panels,), with the density at its largest.
 
@@ -232,12 +245,15 @@ def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
 def _resolved(finished: Sequence[_Panels], error: Array, rough: Array) -> Resolved:
     """The panels of all rounds in the order of their rows."""
     row = np.concatenate([panels.row for panels in finished])
+    x = np.concatenate([panels.x for panels in finished])
+    weight = np.concatenate([panels.weight for panels in finished])
+    values = np.concatenate([panels.values for panels in finished])
     order = np.argsort(row, kind="stable")
     return Resolved(
         row=row[order],
-        x=np.concatenate([panels.x for panels in finished])[order],
-        weight=np.concatenate([panels.weight for panels in finished])[order],
-        values=np.concatenate([panels.values for panels in finished])[order],
+        x=x[order],
+        weight=weight[order],
+        values=values[order],
         error=error,
         rough=rough,
     )

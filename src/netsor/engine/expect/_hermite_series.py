@@ -161,23 +161,24 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     Smooth rows share the common panels; every other row gets its own panels.
     """
     common = _common(terms)
-    points = common.points
+    points = common.points  # (panels, POINTS)
     values = f.at(rows, points.reshape(1, -1))
     values = values.reshape(len(rows), *points.shape)
     at_nodes = values[..., :NODE_COUNT].reshape(len(rows), -1)
-    panel_length = 2 * reach(terms) / len(points)
     weights = common.table[:, 0]
     weighted_hermite = common.table[:, 1:]
 
     # a row is smooth if the panels resolve it and it has no breaks in reach
+    panel_length = 2 * reach(terms) / len(points)
     tolerance = max(TOLERANCE, 4 * f.features.noise)
     with np.errstate(invalid="ignore", over="ignore"):
-        missing = unresolved(values) * common.largest * panel_length
+        missing = unresolved(values) * common.largest * panel_length  # (rows, panels)
         square = (at_nodes * at_nodes) @ weights
         allowed = tolerance * np.sqrt(square)[:, None]
-        is_smooth = np.all(missing <= allowed, axis=1)
+        is_resolved = np.all(missing <= allowed, axis=1)
     edges = f.edges(rows, reach(terms), step(terms))
-    is_smooth &= np.all(np.abs(edges) >= reach(terms), axis=1)
+    has_no_breaks = np.all(np.abs(edges) >= reach(terms), axis=1)
+    is_smooth = is_resolved & has_no_breaks
 
     smooth = rows[is_smooth]
     result.coefficients[:, smooth] = weighted_hermite.T @ at_nodes[is_smooth].T
@@ -208,23 +209,9 @@ def _fill_separately(
         panels = _panels_within_reach(f_of_rows, poles, terms)
 
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        if is_growing:
-            # multiply both φ and h_k by √density, which underflows later than it
-            factor_of_values = np.exp(0.5 * log_density(panels.x))
-            factor_of_h = factor_of_values.ravel()
-            square = panels.integrate((panels.values * factor_of_values) ** 2)
-        else:
-            factor_of_values = np.exp(log_density(panels.x))
-            factor_of_h = np.ones(panels.x.size)
-            square = panels.integrate(panels.values**2 * factor_of_values)
-
-        # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
-        # which are consecutive
-        weighted = (panels.weight * panels.values * factor_of_values).ravel()
-        starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODE_COUNT
-        for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
-            result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
-
+        integrals = _integrals_on_panels(panels, len(rows), terms, is_growing)
+        result.coefficients[:, rows] = integrals.coefficients
+        square = integrals.square
         error = panels.error
         if f.f.smoothed is None:
             # rough values may hide more: widen the error, with that of √E[φ²]
@@ -244,6 +231,37 @@ def _fill_separately(
         is_lost = ~np.isfinite(square) | ~is_resolved
     result.square[rows] = square
     result.error[rows] = np.where(is_lost, np.inf, error + beyond)
+
+
+class _PanelIntegrals(NamedTuple):
+    """Integrals over the panels of some rows."""
+
+    coefficients: Array  # (K, rows): E[φ h_k]
+    square: Array  # (rows,): E[φ²]
+
+
+def _integrals_on_panels(
+    panels: Resolved, rows: int, terms: int, is_growing: bool
+) -> _PanelIntegrals:
+    """The integrals of φ h_k, k < terms, and of φ² over the panels of each row."""
+    if is_growing:
+        # multiply both φ and h_k by √density, which underflows later than it
+        factor_of_values = np.exp(0.5 * log_density(panels.x))
+        factor_of_h = factor_of_values.ravel()
+        square = panels.integrate((panels.values * factor_of_values) ** 2)
+    else:
+        factor_of_values = np.exp(log_density(panels.x))
+        factor_of_h = np.ones(panels.x.size)
+        square = panels.integrate(panels.values**2 * factor_of_values)
+
+    # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
+    # which are consecutive
+    weighted = (panels.weight * panels.values * factor_of_values).ravel()
+    starts = np.searchsorted(panels.row, np.arange(rows)) * NODE_COUNT
+    coefficients = np.empty((terms, rows))
+    for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
+        coefficients[k] = np.add.reduceat(weighted * h, starts)
+    return _PanelIntegrals(coefficients, square)
 
 
 def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:
@@ -317,24 +335,8 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     The error is infinite if E[φ²] is 0 or perhaps infinite.
     """
     order = np.argsort(variance)
-    t = np.log(variance[order])
-    cells: list[_Cell] = []
-    for k in np.unique(np.floor(t / WIDTH)).tolist():
-        cells += _fitted_cells(
-            f, left=k * WIDTH, right=(k + 1) * WIDTH, terms=terms, halvings=HALVINGS
-        )
-
-    # cell k has the variances from bounds[k] to bounds[k + 1], in order
-    inner_bounds = np.searchsorted(t, [cell.left for cell in cells[1:]])
-    bounds = [0, *inner_bounds.tolist(), len(t)]
-    functions = np.empty((terms + 1, len(t)))  # those that a cell interpolates
-    relative_error = np.empty(len(t))
-    for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
-        length = cell.right - cell.left
-        x = (2 * t[start:stop] - cell.left - cell.right) / length  # in [−1, 1]
-        chebyshev_values = chebvander(np.clip(x, -1.0, 1.0), DEGREE).T
-        functions[:, start:stop] = cell.polynomials @ chebyshev_values
-        relative_error[start:stop] = cell.error
+    log_variance = np.log(variance[order])
+    functions, relative_error = _interpolated(f, log_variance, terms)
 
     relative_coefficients = functions[:-1]
     norm = np.exp(0.5 * functions[-1])  # √E[φ²]
@@ -342,13 +344,39 @@ def tabulated(f: Function, variance: Array, terms: int) -> Series:
     square = norm * norm
     error = relative_error * norm
     # the position of each variance in their order
-    position = np.empty(len(t), dtype=int)
-    position[order] = np.arange(len(t))
+    position = np.empty(len(variance), dtype=int)
+    position[order] = np.arange(len(variance))
     return Series(
         coefficients=coefficients[:, position],
         square=square[position],
         error=error[position],
     )
+
+
+def _interpolated(f: Function, log_variance: Array, terms: int) -> tuple[Array, Array]:
+    """The functions of the table (see `_Cell`) at increasing values of log a.
+
+    Returns their values (terms + 1, variances) and the relative errors (variances,).
+    """
+    cells: list[_Cell] = []
+    for k in np.unique(np.floor(log_variance / WIDTH)).tolist():
+        cells += _fitted_cells(
+            f, left=k * WIDTH, right=(k + 1) * WIDTH, terms=terms, halvings=HALVINGS
+        )
+
+    # cell k has the variances from bounds[k] to bounds[k + 1]
+    inner_bounds = np.searchsorted(log_variance, [cell.left for cell in cells[1:]])
+    bounds = [0, *inner_bounds.tolist(), len(log_variance)]
+    values = np.empty((terms + 1, len(log_variance)))
+    relative_error = np.empty(len(log_variance))
+    for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
+        length = cell.right - cell.left
+        x = (2 * log_variance[start:stop] - cell.left - cell.right) / length
+        inside = np.clip(x, -1.0, 1.0)  # but for rounding, x lies in [−1, 1]
+        chebyshev_values = chebvander(inside, DEGREE).T
+        values[:, start:stop] = cell.polynomials @ chebyshev_values
+        relative_error[start:stop] = cell.error
+    return values, relative_error
 
 
 @lru_cache(maxsize=1024)

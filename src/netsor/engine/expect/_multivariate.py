@@ -53,8 +53,10 @@ def sobol(variables: int, log_points: int) -> tuple[Array, Array]:
         half = np.sqrt(NODE_VARIANCE) * normals
         sets.append(np.concatenate([half, -half], axis=1))
     z = np.stack(sets, axis=1)  # (variables, SETS, points)
-    square = np.sum(z**2, axis=0)
-    exponent = -0.5 * (1 - 1 / NODE_VARIANCE) * square
+
+    # N(0, I) over N(0, v I) at z: v^(variables/2) e^(−|z|² (1 − 1/v)/2)
+    squared_length = np.sum(z**2, axis=0)
+    exponent = -0.5 * (1 - 1 / NODE_VARIANCE) * squared_length
     ratio_of_densities = NODE_VARIANCE ** (variables / 2) * np.exp(exponent)
     points = z.shape[-1]
     return z.reshape(variables, -1), ratio_of_densities / points
@@ -171,32 +173,38 @@ def _estimate(
 def _tail(terms: Array) -> Array:
     """An estimate of the part of a sum that its sampled terms (…, N) missed, (…).
 
-    If a few terms dominate a sum, larger ones were probably not sampled. The tail index
-    of their distribution is Hill's estimate; the part is ∞ if the tail has no mean.
+    If a few terms dominate a sum, larger ones were probably not sampled. The part is
+    the mean excess of a Pareto tail over the largest term, and ∞ if the tail has no
+    mean.
     """
     size = np.abs(terms)
     largest = size.max(axis=-1)
     total = size.sum(axis=-1)
-    share = largest / np.maximum(total, np.finfo(float).tiny)
-    missed = np.zeros(share.shape)
-    is_heavy = share > SHARE
-    if not is_heavy.any():
+    share_of_largest = largest / np.maximum(total, np.finfo(float).tiny)
+    missed = np.zeros(share_of_largest.shape)
+    is_dominated = share_of_largest > SHARE
+    if not is_dominated.any():
         return missed
 
-    # Hill's estimate: the mean of log(x/x_min) over the largest terms
-    heavy = size[is_heavy]
-    count = max(32, heavy.shape[-1] // 1024)
-    largest_terms = np.partition(heavy, -count, axis=-1)[:, -count:]
-    log_terms = np.log(largest_terms)
-    log_least = log_terms.min(axis=-1, keepdims=True)
-    tail_index = np.mean(log_terms - log_least, axis=-1)
-
-    # the mean excess of a Pareto tail over the largest term
-    largest_term = share[is_heavy] * heavy.sum(axis=-1)
+    dominated = size[is_dominated]
+    tail_index = _tail_index(dominated)
+    largest_term = share_of_largest[is_dominated] * dominated.sum(axis=-1)
     excess = largest_term * tail_index / np.maximum(1 - tail_index, 1e-9)
-    excess = np.where(tail_index > 0.5, excess, 0.0)
-    missed[is_heavy] = np.where(tail_index < INFINITE, excess, np.inf)
+    excess = np.where(tail_index > 0.5, excess, 0.0)  # below, the variance is finite
+    missed[is_dominated] = np.where(tail_index < INFINITE, excess, np.inf)
     return missed
+
+
+def _tail_index(size: Array) -> Array:
+    """Hill's estimate of the tail index of sizes (…, N), (…): 0 for light tails.
+
+    It is the mean of log(x/x_min) over the largest terms x.
+    """
+    count = max(32, size.shape[-1] // 1024)
+    largest = np.partition(size, -count, axis=-1)[:, -count:]
+    log_largest = np.log(largest)
+    log_least = log_largest.min(axis=-1, keepdims=True)
+    return np.asarray(np.mean(log_largest - log_least, axis=-1))
 
 
 class RuleIntegrals(NamedTuple):
@@ -220,28 +228,22 @@ def _products(
     most = min(100, int((SETS << log_size) ** (1 / variables)))
     two_thirds = most - max(2, most // 3)
     five_sixths = most - max(1, most // 6)
-    sizes = (two_thirds, five_sixths, most)
     is_wide = most >= WIDE
 
-    def integrals(nodes: int, least: float) -> RuleIntegrals:
-        """Integrate by the rule with so many nodes per variable and weights above
-        `least`.
-        """
-        check_cancelled()
-        rule = product(variables, nodes, least)
-        values = integrand(rows, rule.nodes)
-        size = np.abs(values)
-        return RuleIntegrals(
-            value=values @ rule.weights,
-            rim=size[..., rule.rim] @ rule.weights[rule.rim],
-            whole=size @ rule.weights,
-        )
+    def integrals(least_weight: float) -> list[RuleIntegrals]:
+        """The integrals by the three rules, coarsest first."""
+        results = []
+        for nodes in (two_thirds, five_sixths, most):
+            check_cancelled()
+            rule = product(variables, nodes, least_weight)
+            results.append(_integrals_by(rule, integrand(rows, rule.nodes)))
+        return results
 
     usual, growing = MIN_WEIGHTS
-    coarse, middle, fine = [integrals(nodes, usual) for nodes in sizes]
+    coarse, middle, fine = integrals(usual)
     # an integrand that still counts on the rim needs smaller weights
     if is_wide and np.any(fine.rim > SUM_RTOL * fine.whole):
-        coarse, middle, fine = [integrals(nodes, growing) for nodes in sizes]
+        coarse, middle, fine = integrals(growing)
 
     fine_to_middle = np.abs(fine.value - middle.value)
     middle_to_coarse = np.abs(middle.value - coarse.value)
@@ -250,6 +252,16 @@ def _products(
         is_finite = fine.rim <= ENDLESS * fine.whole
         spread = spread + np.where(is_finite, 20 * fine.rim, np.inf)
     return fine.value, spread
+
+
+def _integrals_by(rule: ProductRule, values: Array) -> RuleIntegrals:
+    """The integrals of values at the nodes of a rule, (rows, outputs, N)."""
+    size = np.abs(values)
+    return RuleIntegrals(
+        value=values @ rule.weights,
+        rim=size[..., rule.rim] @ rule.weights[rule.rim],
+        whole=size @ rule.weights,
+    )
 
 
 # relative to the largest: smaller singular values of the unit rows are round-off
@@ -268,32 +280,41 @@ def kernel_of_several(
     u = _row_arguments(x, a)
     v = _row_arguments(y, b)
     shape, row_of_u, row_of_v = paired(u.lead, v.lead)
-    number_of_pairs = len(row_of_u)
+    factor, rank = _factors_of_pairs(u.rows, v.rows, row_of_u, row_of_v)
     arguments_of_u = u.mean.shape[-1]
-    arguments = arguments_of_u + v.mean.shape[-1]  # of a pair
-    directions = max(u.rows.shape[2], 1)
-
-    # the arguments of both rows of a pair are means + factor z, z ~ N(0, I) in `rank`
-    # variables
-    factor = np.zeros((number_of_pairs, arguments, min(arguments, directions)))
-    rank = np.zeros(number_of_pairs, dtype=int)
-    pairs_per_batch = COORDINATES_PER_BATCH // (arguments * directions)
-    for block in slices(number_of_pairs, pairs_per_batch):
-        rows_of_u = u.rows[row_of_u[block]]
-        rows_of_v = v.rows[row_of_v[block]]
-        root = _root(np.concatenate([rows_of_u, rows_of_v], axis=1))
-        factor[block] = root.factor
-        rank[block] = root.rank
 
     def integrand(pairs: Array, z: Array) -> Array:
         """φ(u) ψ(v) of some pairs at nodes z (variables, N), (pairs, 1, N)."""
-        deviation = factor[pairs][:, :, : len(z)] @ z
+        variables = len(z)
+        deviation = factor[pairs][:, :, :variables] @ z  # (pairs, arguments, N)
         f = u.applied(row_of_u[pairs], deviation[:, :arguments_of_u])
         g = v.applied(row_of_v[pairs], deviation[:, arguments_of_u:])
         return (f * g)[:, None, :]
 
     value, error = expected(integrand, rank, 1)
     return value.reshape(shape), error.reshape(shape)
+
+
+def _factors_of_pairs(
+    u: Array, v: Array, row_of_u: Array, row_of_v: Array
+) -> tuple[Array, Array]:
+    """Factors F of the covariances F F^T of the arguments of both rows of each pair.
+
+    u (rows, r, directions) and v (rows, s, directions) are coordinates of arguments.
+    Returns F (pairs, r + s, variables) and its rank (pairs,): for z ~ N(0, I), the
+    arguments are their means plus F z, and F is 0 for the variables beyond the rank.
+    """
+    arguments = u.shape[1] + v.shape[1]
+    directions = max(u.shape[2], 1)
+    pairs = len(row_of_u)
+    factor = np.zeros((pairs, arguments, min(arguments, directions)))
+    rank = np.zeros(pairs, dtype=int)
+    for block in slices(pairs, COORDINATES_PER_BATCH // (arguments * directions)):
+        both = np.concatenate([u[row_of_u[block]], v[row_of_v[block]]], axis=1)
+        root = _root(both)
+        factor[block] = root.factor
+        rank[block] = root.rank
+    return factor, rank
 
 
 def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Array]:
@@ -306,25 +327,32 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     arguments = flat.mean.shape[-1]
     root = _root(flat.rows)
     factor = root.factor
-    variables = root.std.shape[1]
+    most_variables = root.std.shape[1]
 
     def integrand(rows: Array, z: Array) -> Array:
-        """φ and φ times each variable; 0 for variables that a row does not use."""
-        deviation = factor[rows][:, :, : len(z)] @ z
+        """φ, φ z_1, φ z_2, … at nodes z (variables, N), (rows, 1 + most_variables, N).
+
+        The product is 0 for a variable that a row does not use.
+        """
+        variables, nodes = z.shape
+        deviation = factor[rows][:, :, :variables] @ z
         values = flat.applied(rows, deviation)
-        constant = np.ones((1, z.shape[1]))
-        unused = np.zeros((variables - len(z), z.shape[1]))
+        constant = np.ones((1, nodes))
+        unused = np.zeros((most_variables - variables, nodes))
         multipliers = np.concatenate([constant, z, unused])
         return values[:, None, :] * multipliers
 
-    value, error = expected(integrand, root.rank, 1 + variables)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        is_used = np.arange(variables) < root.rank[:, None]
-        along = np.where(is_used, value[:, 1:] / root.std, 0.0)
-        # a sum over the variables j, for rows n and arguments i
-        slopes = np.einsum("nij,nj->ni", root.vectors, along)
-        slopes = np.where(root.norm > 0, slopes / root.norm, 0.0)
+    value, error = expected(integrand, root.rank, 1 + most_variables)
     mean = value[:, 0].reshape(flat.lead)
+    products = value[:, 1:]  # E[φ z_j], (rows, variables)
+
+    # u = means + N U S z, so β = (N U S)^(−1) E[φ z] = N^(−1) U S^(−1) E[φ z]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_used = np.arange(most_variables) < root.rank[:, None]
+        over_std = np.where(is_used, products / root.std, 0.0)
+        # a sum over the variables j, for rows n and arguments i
+        slopes = np.einsum("nij,nj->ni", root.vectors, over_std)
+        slopes = np.where(root.norm > 0, slopes / root.norm, 0.0)
     largest_error = error.max(axis=1).reshape(flat.lead)
     return mean, slopes.reshape(*flat.lead, arguments), largest_error
 
@@ -347,16 +375,16 @@ class _Arguments(NamedTuple):
         Equal arguments get equal numbers, and opposite ones opposite numbers.
         """
         u = self.mean[rows][:, :, None] + deviation
+        count, arguments, nodes = u.shape
         original = self.original[rows]
-        sign = self.sign[rows]
-        has_copies = (original != np.arange(original.shape[1])).any()
+        has_copies = (original != np.arange(arguments)).any()
         if has_copies:
             u_of_originals = np.take_along_axis(u, original[:, :, None], axis=1)
-            u = sign[:, :, None] * u_of_originals
-        arguments = [u[:, k, :] for k in range(u.shape[1])]
-        scalars = [p[rows][:, None] for p in self.params]
-        values = self.x.f(*arguments, *scalars)
-        return np.broadcast_to(values, (len(u), u.shape[2]))
+            u = self.sign[rows][:, :, None] * u_of_originals
+        values_of_arguments = [u[:, k, :] for k in range(arguments)]
+        params = [p[rows][:, None] for p in self.params]
+        values = self.x.f(*values_of_arguments, *params)
+        return np.broadcast_to(values, (count, nodes))
 
 
 def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
@@ -418,7 +446,8 @@ def _root(rows: Array) -> Root:
     """The root of the Gram matrices of rows (n, d, directions)."""
     d, directions = rows.shape[1:]
     norm = np.linalg.norm(rows, axis=-1)
-    unit = rows / np.where(norm > 0, norm, 1.0)[:, :, None]
+    safe_norm = np.where(norm > 0, norm, 1.0)
+    unit = rows / safe_norm[:, :, None]
     if directions == 0:
         unit = np.zeros((len(rows), d, 1))
     elif directions > d:
@@ -426,5 +455,6 @@ def _root(rows: Array) -> Root:
         triangle = np.linalg.qr(np.swapaxes(unit, -1, -2), mode="r")
         unit = np.swapaxes(triangle, -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
-    rank = np.sum(std > RANK * std[:, :1], axis=1)
+    largest_std = std[:, :1]
+    rank = np.sum(std > RANK * largest_std, axis=1)
     return Root(norm=norm, vectors=vectors, std=std, rank=rank)

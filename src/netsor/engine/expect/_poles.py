@@ -41,7 +41,11 @@ class Exponent(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def exponents(f: Function, pole: float) -> tuple[Exponent, Exponent]:
-    """The exponents below and above a pole."""
+    """The exponents below and above a pole.
+
+    They are measured at twice the radius within which the pole is integrated apart, and
+    at smaller distances.
+    """
     radius = EXACT_RADIUS if pole == 0 else RADIUS * (1 + abs(pole))
     offsets = radius * np.append(2.0, DISTANCES)
     below = _exponent(f, pole, -offsets)
@@ -50,10 +54,10 @@ def exponents(f: Function, pole: float) -> tuple[Exponent, Exponent]:
 
 
 def _exponent(f: Function, pole: float, offsets: Array) -> Exponent:
-    """The exponent of a pole from values at `offsets` (4,) from it on one side.
+    """The exponent a of |φ(u)| ~ |u − pole|^−a on one side, with its error.
 
-    Each offset is half the one before. It is 0 if φ is 0 on this side, and ∞ if values
-    are not finite.
+    φ is evaluated at `offsets` (4,) from the pole, each half the one before. The
+    exponent is 0 if φ is 0 on this side, and ∞ if values are not finite.
     """
     u = pole + offsets
     distance = np.abs(u - pole)  # without the rounding of u
@@ -61,14 +65,16 @@ def _exponent(f: Function, pole: float, offsets: Array) -> Exponent:
         values = np.abs(np.broadcast_to(f(u), u.shape))
         if not values.any():
             return Exponent(0.0, 0.0)
+        # a(δ) = −d log |φ|/d log δ between neighbouring distances, (3,)
         slopes = -np.diff(np.log(values)) / np.diff(np.log(distance))
     if not np.isfinite(slopes).all():
         return Exponent(np.inf, np.inf)
+
     # Richardson: eliminate the terms of order δ and δ² from a(δ) = a + c δ + d δ²
-    linear = 2 * slopes[1:] - slopes[:-1]
-    quadratic = (4 * linear[1] - linear[0]) / 3
-    error = abs(quadratic - linear[1]) + ROUNDING
-    return Exponent(float(quadratic), float(error))
+    without_delta = 2 * slopes[1:] - slopes[:-1]
+    without_square = (4 * without_delta[1] - without_delta[0]) / 3
+    error = abs(without_square - without_delta[1]) + ROUNDING
+    return Exponent(float(without_square), float(error))
 
 
 def is_integrable(f: Function, pole: float) -> bool:
@@ -105,6 +111,14 @@ class Integrals(NamedTuple):
     square_error: Array
 
 
+class _Rule(NamedTuple):
+    """A rule of integration next to one side of a pole; arrays are (rows, nodes)."""
+
+    x: Array  # the nodes, standardised
+    weights: Array  # times the density of N(0, 1)
+    smooth: Array  # φ s^a, where s is the distance from the pole in radii
+
+
 class Poles:
     """The integrable poles of the rows of one function, each with both sides.
 
@@ -137,9 +151,11 @@ class Poles:
 
     def hide(self, rows: Array, x: Array, values: Array) -> Array:
         """Values at x (rows, …), with 0 within the radius of a pole."""
-        for side in self.sides[::2]:  # both sides of a pole have the same radius
+        sides_above = [side for side in self.sides if side.sign > 0]
+        for side in sides_above:  # the side below has the same radius
             distance = np.abs(x - side.at[rows][:, None])
-            values = np.where(distance < side.radius[rows][:, None], 0.0, values)
+            is_hidden = distance < side.radius[rows][:, None]
+            values = np.where(is_hidden, 0.0, values)
         return values
 
     def edges(self, reach: float, step: float) -> Array:
@@ -151,9 +167,10 @@ class Poles:
         edges = []
         for side in self.sides:
             smallest = np.min(side.radius, where=side.radius > 0, initial=step)
-            doublings = 2.0 ** np.arange(np.ceil(np.log2(step / smallest)))
-            away = side.radius[:, None] * doublings
-            edges.append(side.at[:, None] + side.sign * away)
+            doublings = np.ceil(np.log2(step / smallest))
+            factors = 2.0 ** np.arange(doublings)
+            distances = side.radius[:, None] * factors
+            edges.append(side.at[:, None] + side.sign * distances)
         if not edges:
             return np.empty((len(self.f), 0))
         nearby = np.concatenate(edges, axis=1)
@@ -186,26 +203,28 @@ class Poles:
 
     def _moments(self, side: Side, terms: int, nodes: int) -> Array:
         """E[φ h_k] within the radius by one rule, (terms, rows)."""
-        s, weights = _jacobi(side.exponent, nodes)
-        radius = side.radius[:, None]
-        t = radius * s
-        x = side.at[:, None] + side.sign * t
-        smooth = self._without_pole(side, t, s)
-        density = np.exp(log_density(x))
-        weighted = radius * weights * density * smooth
+        rule = self._rule(side, side.exponent, nodes)
         # a sum over the nodes n, for rows r and terms k
-        return np.einsum("rn,krn->kr", weighted, _hermite_values(x, terms))
+        hermite_values = _hermite_values(rule.x, terms)
+        return np.einsum("rn,krn->kr", rule.weights * rule.smooth, hermite_values)
 
     def _square(self, side: Side, nodes: int) -> Array:
         """E[φ²] within the radius by one rule, (rows,)."""
-        s, weights = _jacobi(2 * side.exponent, nodes)
+        rule = self._rule(side, 2 * side.exponent, nodes)
+        return np.sum(rule.weights * rule.smooth**2, axis=1)
+
+    def _rule(self, side: Side, exponent: float, nodes: int) -> _Rule:
+        """A Gauss–Jacobi rule for integrands ~ s^−exponent, s the distance in radii."""
+        s, weights = _jacobi(exponent, nodes)
         radius = side.radius[:, None]
-        t = radius * s
-        x = side.at[:, None] + side.sign * t
-        smooth = self._without_pole(side, t, s)
+        distance = radius * s
+        x = side.at[:, None] + side.sign * distance
         density = np.exp(log_density(x))
-        weighted = radius * weights * density * smooth**2
-        return np.sum(weighted, axis=1)
+        return _Rule(
+            x=x,
+            weights=radius * weights * density,
+            smooth=self._without_pole(side, distance, s),
+        )
 
     def _without_pole(self, side: Side, t: Array, s: Array) -> Array:
         """φ at the distance t from the pole, times s^a; (rows, nodes).
@@ -213,13 +232,14 @@ class Poles:
         t is in standard deviations, s relative to the radius. φ is corrected for the
         rounding of its argument by the true distance.
         """
-        distance = self.f.std[:, None] * t
-        u = side.pole + side.sign * distance
+        intended_distance = self.f.std[:, None] * t
+        u = side.pole + side.sign * intended_distance
         with np.errstate(all="ignore"):
             values = np.broadcast_to(self.f.f(u), u.shape)
-            rounding = np.abs(u - side.pole) / distance  # true over intended distance
-        rounding = np.where((t > 0) & (rounding > 0), rounding, 1.0)
-        exact_values = values * rounding**side.exponent
+            true_over_intended = np.abs(u - side.pole) / intended_distance
+        is_valid = (t > 0) & (true_over_intended > 0)
+        true_over_intended = np.where(is_valid, true_over_intended, 1.0)
+        exact_values = values * true_over_intended**side.exponent
         smooth = exact_values * s**side.exponent
         return np.where(t > 0, smooth, 0.0)
 

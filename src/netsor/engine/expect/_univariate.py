@@ -55,9 +55,12 @@ class Single:
 
     def at(self, rows: Array, x: Array) -> Array:
         """φ at standardised points x (rows, points) of some rows."""
-        u = self.mean[rows][:, None] + self.std[rows][:, None] * x
+        mean = self.mean[rows][:, None]
+        std = self.std[rows][:, None]
+        params = [p[rows][:, None] for p in self.params]
+        u = mean + std * x
         with np.errstate(all="ignore"):
-            values = self.f(u, *(p[rows][:, None] for p in self.params))
+            values = self.f(u, *params)
         return np.broadcast_to(values, u.shape)
 
     def near_poles(self, reach: float) -> Bools:
@@ -71,8 +74,6 @@ class Single:
         These are its breaks, and the ends of intervals that a panel of length `step`
         might miss. Edges beyond ± reach are clipped.
         """
-        # the width of features that the 16 nodes of a panel resolve
-        resolved = step / 4
         mean = self.mean[rows][:, None]
         std = self.std[rows][:, None]
         low = np.min(mean - reach * std)
@@ -82,23 +83,31 @@ class Single:
         is_inside = (low < breaks) & (breaks < high)
         breaks = breaks[is_inside]
 
-        # the ends of intervals that are short for the row of the largest deviation
-        ends = self.features.ends
-        gaps = self.features.gaps
-        is_inside = (low < ends) & (ends < high)
-        is_short = is_inside & (gaps < resolved * np.max(std))
-        # an endless oscillation: the error includes what panels do not resolve
-        if np.sum(is_short) > MAX_SHORT_INTERVALS:
-            is_short[:] = False
-        ends = ends[is_short]
-        gaps = gaps[is_short]
-
+        resolved = step / 4  # the width of features that the nodes of a panel resolve
+        ends, gaps = self._short_intervals(low, high, resolved * np.max(std))
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             # an interval that is not short for a row is clipped there, at the reach
             x_of_ends = np.where(gaps < resolved * std, (ends - mean) / std, reach)
             x_of_breaks = (breaks - mean) / std
         x = np.concatenate([x_of_breaks, x_of_ends], axis=1)
         return np.clip(np.nan_to_num(x, nan=reach), -reach, reach)
+
+    def _short_intervals(
+        self, low: float, high: float, longest: float
+    ) -> tuple[Array, Array]:
+        """The ends between low and high of intervals shorter than `longest`.
+
+        Returns these arguments u, and the distance of each from its nearest neighbour,
+        (ends,) each. If they are so many that φ oscillates without end, there are none:
+        the error of an integral includes what panels do not resolve.
+        """
+        ends = self.features.ends
+        gaps = self.features.gaps
+        is_inside = (low < ends) & (ends < high)
+        is_short = is_inside & (gaps < longest)
+        if np.sum(is_short) > MAX_SHORT_INTERVALS:
+            is_short[:] = False
+        return ends[is_short], gaps[is_short]
 
 
 def single(
@@ -202,11 +211,12 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     Returns the ends in standard deviations, the same on both sides, and the root of the
     integral beyond them, both (rows,). The root is ∞ if the integral does not converge.
     """
+    # arrays are (rows, side, outward): the sides are −x and x, and x increases
     x = np.stack([-OUTWARD, OUTWARD])
     with np.errstate(all="ignore"):
         values = np.abs(f.at(rows, x.reshape(1, -1)))
         values = values.reshape(len(rows), *x.shape)
-        log_mass = 2 * np.log(values) + log_density(x)  # (rows, side, outward)
+        log_mass = 2 * np.log(values) + log_density(x)
     is_finite_up_to = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
     log_mass = np.where(is_finite_up_to, log_mass, -np.inf)
     top = log_mass.max(axis=(1, 2))
@@ -217,8 +227,11 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     matters_before[:, :, 1:] = matters[:, :, :-1]
     overflows = np.any(matters_before & ~is_finite_up_to, axis=(1, 2))
 
+    # integrate to two points after the last one that matters
     last = np.where(matters, OUTWARD, OUTWARD[0]).max(axis=(1, 2))
     end = np.minimum(last + 2 * STEP, FARTHEST)
+
+    # beyond the end: what is below the threshold, and what is beyond the last point
     with np.errstate(all="ignore"):
         beyond_farthest = _mass_beyond_farthest(log_mass).sum(axis=1)
         root_of_tail = np.where(end >= FARTHEST, np.sqrt(beyond_farthest), 0.0)
@@ -231,15 +244,18 @@ def _mass_beyond_farthest(log_mass: Array) -> Array:
     """The integral of φ² times the density beyond the last point, (rows, side).
 
     `log_mass` (rows, side, outward) is the logarithm of the integrand. The tail is
-    extrapolated as x^(−rate) from its rate of decay at the last points,
-    −d log(φ² density)/d log x.
+    extrapolated as m (x/L)^(−rate) beyond the last point L, where it is m. Its integral
+    is m L/(rate − 1), and infinite for rates up to 1.
     """
-    far = log_mass[:, :, FAR]
-    farthest = log_mass[:, :, -1]
-    rate = (far - farthest) / np.log(OUTWARD[-1] / OUTWARD[FAR])
-    mass = SAFETY * np.exp(farthest) * FARTHEST / (rate - 1.0)
+    # the rate, −d log(φ² density)/d log x, between a point far out and the last one
+    log_at_far = log_mass[:, :, FAR]
+    log_at_last = log_mass[:, :, -1]
+    log_ratio_of_points = np.log(OUTWARD[-1] / OUTWARD[FAR])
+    rate = (log_at_far - log_at_last) / log_ratio_of_points
+
+    mass = SAFETY * np.exp(log_at_last) * FARTHEST / (rate - 1.0)
     mass = np.where(rate > SLOWEST, mass, np.inf)
-    return np.where(np.isneginf(farthest), 0.0, mass)
+    return np.where(np.isneginf(log_at_last), 0.0, mass)
 
 
 class BatchedFunction(NamedTuple):
@@ -261,9 +277,8 @@ def flattened(
     mean = np.asarray(x.mean, dtype=float)
     matrices = np.asarray(of_rows, dtype=float)
     params = [np.asarray(p, dtype=float) for p in x.params]
-    lead = np.broadcast_shapes(
-        mean.shape[:-1], matrices.shape[:-2], *(p.shape for p in params)
-    )
+    shapes_of_params = [p.shape for p in params]
+    lead = np.broadcast_shapes(mean.shape[:-1], matrices.shape[:-2], *shapes_of_params)
 
     def flat(array: Array, axes: tuple[int, ...]) -> Array:
         """An array (..., i, *axes) as (rows, *axes)."""
@@ -271,7 +286,7 @@ def flattened(
 
     flat_mean = flat(mean, mean.shape[-1:])
     flat_matrices = flat(matrices, matrices.shape[-2:])
-    flat_params = tuple(flat(p, ()) for p in params)
+    flat_params = tuple([flat(p, ()) for p in params])
     return lead, flat_mean, flat_matrices, flat_params
 
 
@@ -285,11 +300,13 @@ def paired(
     rows give the shape (2, 3) and the indices [0, 0, 0, 1, 1, 1] and
     [0, 1, 2, 0, 1, 2].
     """
-    count_x = np.prod(rows_x, dtype=int)
-    count_y = np.prod(rows_y, dtype=int)
-    ix = np.arange(count_x).reshape(*rows_x, 1)
-    iy = np.arange(count_y).reshape(*rows_y[:-1], 1, rows_y[-1])
-    shape = np.broadcast_shapes(ix.shape, iy.shape, *shapes)
-    row_of_x = np.broadcast_to(ix, shape).ravel()
-    row_of_y = np.broadcast_to(iy, shape).ravel()
+    # the flat row numbers, with an axis of length 1 in the place of the other rows
+    numbers_x = np.arange(np.prod(rows_x, dtype=int))
+    numbers_y = np.arange(np.prod(rows_y, dtype=int))
+    numbers_x = numbers_x.reshape(*rows_x, 1)
+    numbers_y = numbers_y.reshape(*rows_y[:-1], 1, rows_y[-1])
+
+    shape = np.broadcast_shapes(numbers_x.shape, numbers_y.shape, *shapes)
+    row_of_x = np.broadcast_to(numbers_x, shape).ravel()
+    row_of_y = np.broadcast_to(numbers_y, shape).ravel()
     return shape, row_of_x, row_of_y

@@ -103,25 +103,29 @@ def mixed(nonzero: Bools, sets: Sets) -> Sets:
     (…, j, blocks). For example, x_0 + x_1 of vectors with the sets 0b01 and 0b10 has
     the set 0b11.
     """
-    # Most neighbouring vectors have equal sets, so a row of the result is described by
-    # which distinct sets it has in which block.
+    # Most neighbouring vectors have equal sets, so a combination is described by which
+    # of the distinct sets it meets in which block, (…, i, blocks, distinct).
     distinct, index = np.unique(sets, return_inverse=True)
     is_set = index.reshape(*sets.shape, 1) == np.arange(len(distinct))
-    blocks = sets.shape[-1]
-    flat = is_set.reshape(*sets.shape[:-1], blocks * len(distinct))
+    meets = _any_along_product(nonzero, is_set)
+
+    # combinations that meet the same sets have the same union: compute it once
+    keys = sets_of(meets)  # (…, i, blocks)
+    union_of_key: dict[int, int] = {}
+    for position, key in np.ndenumerate(keys):
+        if key not in union_of_key:
+            union_of_key[key] = union(distinct[meets[position]])
+    unions = [union_of_key[key] for key in keys.ravel()]
+    return np.array(unions, dtype=object).reshape(keys.shape)
+
+
+def _any_along_product(nonzero: Bools, marks: Bools) -> Bools:
+    """Whether some j has nonzero[…, i, j] and marks[…, j, b, k], for all …, i, b, k."""
     # a sum of products of numbers is faster than a disjunction of conjunctions
-    times_present = nonzero.astype(np.float64) @ flat.astype(np.float64)
-    has_set = np.asarray(times_present > 0)
-    has_set = has_set.reshape(*has_set.shape[:-1], blocks, len(distinct))
-    row_keys = sets_of(has_set)
-    # equal rows have equal unions
-    one_position = {key: position for position, key in np.ndenumerate(row_keys)}
-    union_of_row = {
-        key: union(distinct[has_set[position]])
-        for key, position in one_position.items()
-    }
-    unions = [union_of_row[key] for key in row_keys.ravel()]
-    return np.array(unions, dtype=object).reshape(row_keys.shape)
+    *leading, blocks, count = marks.shape
+    flat = marks.reshape(*leading, blocks * count)
+    how_often = nonzero.astype(np.float64) @ flat.astype(np.float64)
+    return np.asarray(how_often > 0).reshape(*how_often.shape[:-1], blocks, count)
 
 
 def meet(a: Sets, b: Sets) -> Bools:
@@ -200,12 +204,14 @@ class _Indicators:
     """
 
     def __init__(self, marks_of: Mapping[Value, npt.NDArray[Any]]) -> None:
+        """`marks_of` has the marks of each input of the operation."""
         rng = np.random.default_rng(0)
         self.widths: Mapping[str, float] = {}
         self.arrays: dict[Value, npt.NDArray[np.float64]] = {}
         for x, marks in marks_of.items():
             positive = rng.uniform(1.0, 2.0, marks.shape)
-            self.arrays[x] = np.where(marks, positive, 0.0)[None]
+            one_replica = np.where(marks, positive, 0.0)[None]
+            self.arrays[x] = one_replica
 
     def __getitem__(self, x: Value) -> npt.NDArray[np.float64]:
         return self.arrays[x]
@@ -234,16 +240,18 @@ def _sets_by_sampling(x: Value, inputs: Sequence[Sets], nonzero: Any) -> Sets:
     for the arguments.
     """
     vectors, coefficients = parts_of(x)
-    distinct = np.unique(np.concatenate([sets.ravel() for sets in inputs]))
-    arrays: dict[Value, npt.NDArray[Any]] = {}
+    all_sets = np.concatenate([sets.ravel() for sets in inputs])
+    distinct = np.unique(all_sets)
+
+    marks: dict[Value, npt.NDArray[Any]] = {}
     for vector, sets in zip(vectors, inputs, strict=True):
-        is_set = sets[..., None] == distinct
-        blocks = sets.shape[-1]
-        arrays[vector] = is_set.reshape(*vector.shape, blocks * len(distinct))
+        is_set = sets[..., None] == distinct  # (*shape, blocks, distinct)
+        marks[vector] = is_set.reshape(*vector.shape, -1)
     if coefficients is not None:
-        arrays[coefficients] = nonzero
-    sampled = x.op.sample(x, _Indicators(arrays))[0]
-    has_set = (sampled != 0).reshape(*x.shape, -1, len(distinct))
+        marks[coefficients] = nonzero
+    one_replica = x.op.sample(x, _Indicators(marks))[0]
+    has_set = (one_replica != 0).reshape(*x.shape, -1, len(distinct))
+
     result = np.zeros(has_set.shape[:-1], dtype=object)
     for index, bits in enumerate(distinct):
         result = result | np.where(has_set[..., index], bits, 0)
@@ -256,12 +264,13 @@ def through(op: Apply, marks: Sequence[Bools]) -> Bools:
     `marks` says for each argument where it can be nonzero. For example, a product of
     arguments with the marks [True, False] and [True, True] has [True, False].
     """
+    # apply the function to 1 where an argument can be nonzero, and to 0 elsewhere
     ndim = max(p.ndim for p in op.scalars)
-    numbers = []
+    indicators = []
     for p, nonzero in zip(op.scalars, marks, strict=True):
-        numbers.append(align(nonzero * 1.0, p, ndim))
+        indicators.append(align(nonzero * 1.0, p, ndim))
     f = ADD if op.f is SUBTRACT else op.f  # terms must not cancel
-    return np.asarray(f(*numbers) > 0)
+    return np.asarray(f(*indicators) > 0)
 
 
 class Orders:
@@ -365,17 +374,18 @@ class Orders:
         third one cannot, since three vectors share two functions.
         """
         leading = x.shape[:-1]
-        rows = []
+        sets_of_vectors = []
         for v in (*known, x):
             sets = _over_blocks(self.bits(v))
-            rows.append(np.broadcast_to(sets, (*leading, v.shape[-1])))
-        # one row of sets for each leading index: the known vectors, then those of x
-        all_rows = np.concatenate(rows, axis=-1).reshape(math.prod(leading), -1)
-        adds = np.zeros(all_rows.shape, dtype=bool)
-        for index, row in enumerate(all_rows.tolist()):
-            owner: dict[int, int] = {}
+            aligned = np.broadcast_to(sets, (*leading, v.shape[-1]))
+            sets_of_vectors.append(aligned)
+        # for each leading index, the sets of the known vectors, then those of x
+        rows = np.concatenate(sets_of_vectors, axis=-1).reshape(math.prod(leading), -1)
+        adds = np.zeros(rows.shape, dtype=bool)
+        for number, row in enumerate(rows.tolist()):
+            owner: dict[int, int] = {}  # the vector that has each basis function
             for i in range(len(row)):
-                adds[index, i] = _matched(row, i, owner)
+                adds[number, i] = _matched(row, i, owner)
         count = x.shape[-1]
         return adds[:, -count:].reshape(x.shape)
 
@@ -388,18 +398,19 @@ class Orders:
         0b011 and 0b110 have directions with the sets 0b011 and 0b111.
         """
         leading = x.shape[:-1]
-        blocks = self.bits(x).shape[-1]
+        sets_of_x = self.bits(x)
+        blocks = sets_of_x.shape[-1]
         directions = np.zeros((*leading, 0, blocks), dtype=object)
         for v in known:
             sets = np.broadcast_to(self.bits(v), (*leading, v.shape[-1], blocks))
             directions = np.concatenate([directions, sets], axis=-2)
-        count_known = directions.shape[-2]
+        known_directions = directions.shape[-2]
         for i in range(x.shape[-1]):
-            sets_of_x = self.bits(x)[..., i : i + 1, :]
-            projections = mixed(meet(sets_of_x, directions), directions)
-            direction = sets_of_x | projections
+            sets_of_x_i = sets_of_x[..., i : i + 1, :]
+            projections = mixed(meet(sets_of_x_i, directions), directions)
+            direction = sets_of_x_i | projections
             directions = np.concatenate([directions, direction], axis=-2)
-        return directions[..., count_known:, :]
+        return directions[..., known_directions:, :]
 
     def _new(self, shape: tuple[int, ...]) -> Sets:
         """New basis functions, one per entry."""
@@ -688,16 +699,23 @@ class SmallParts:
         new_inputs: list[Value] = []
         for value, small in zip(inputs, x1, strict=True):
             if small is not None:
-                # in units of the width of x: a concatenation is wider than its parts
-                ratio = math.sqrt(x.width.factor / small.width.factor)
-                if ratio != 1:
-                    small = constant(np.asarray(ratio)) * small
-                new_inputs.append(small)
+                new_inputs.append(_in_units_of(x, small))
             elif isinstance(value, Vector):
                 new_inputs.append(constant(np.asarray(0.0)) * value)
             else:
                 new_inputs.append(self._order_one(value))
         return [_on_inputs(x, new_inputs)]
+
+
+def _in_units_of(x: Vector, small: Vector) -> Vector:
+    """A small part in units of its own width, ε' x', in those of the width of x.
+
+    A concatenation is wider than its parts, by a constant factor.
+    """
+    ratio = math.sqrt(x.width.factor / small.width.factor)
+    if ratio == 1:
+        return small
+    return constant(np.asarray(ratio)) * small
 
 
 def _on_inputs(x: Vector, inputs: Sequence[Value]) -> Vector:

@@ -158,7 +158,8 @@ def uses_of(values: Sequence[Value]) -> dict[Source, list[Value]]:
     uses: dict[Source, list[Value]] = {}
     for value in values:
         if isinstance(value.op, MatMul | SteppedMatMul):
-            uses.setdefault(value.op.weight.source, []).append(value)
+            matrix = value.op.weight.source
+            uses.setdefault(matrix, []).append(value)
     return uses
 
 
@@ -168,14 +169,14 @@ def alike(marked: Iterable[tuple[object, Iterable[int]]]) -> list[list[int]]:
     `marked` gives each mark and the members that have it. For example, the marks a of
     members 0, 1 and 2, and b of member 2, give the groups [0, 1] and [2].
     """
-    marks: dict[int, set[object]] = {}
+    marks_of_member: dict[int, set[object]] = {}
     for mark, members in marked:
         for member in members:
-            marks.setdefault(member, set()).add(mark)
-    classes: dict[frozenset[object], list[int]] = {}
-    for member in sorted(marks):
-        classes.setdefault(frozenset(marks[member]), []).append(member)
-    return list(classes.values())
+            marks_of_member.setdefault(member, set()).add(mark)
+    members_by_marks: dict[frozenset[object], list[int]] = {}
+    for member, marks in sorted(marks_of_member.items()):
+        members_by_marks.setdefault(frozenset(marks), []).append(member)
+    return list(members_by_marks.values())
 
 
 def by_classes(
@@ -196,14 +197,15 @@ def by_classes(
     results: list[Vector] = []
     positions_of_results: list[int] = []
     for members_of_class in classes:
-        in_class = np.isin(members[by_member], members_of_class)
-        positions = by_member[in_class].tolist()
+        is_in_class = np.isin(members[by_member], members_of_class)
+        positions = by_member[is_in_class].tolist()
         if positions:
-            positions_of_results += positions
             inputs = x[positions] if op.each else x
             results.append(act(members_of_class, positions, inputs))
+            positions_of_results += positions
     joined = join(results) if len(results) > 1 else results[0]
-    return joined[np.argsort(positions_of_results)]  # in the order of the operation
+    in_order_of_operation = np.argsort(positions_of_results)
+    return joined[in_order_of_operation]
 
 
 def linear_sources(values: Sequence[Value]) -> dict[Value, SourceSet]:

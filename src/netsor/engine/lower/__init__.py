@@ -46,8 +46,9 @@ from ._linear import (
     products_of_coordinates,
 )
 from ._nonlinear import check_jumps, nonlin, outer_product_sum, pooled
-from ._outputs import results
+from ._outputs import Output, results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
+from ._repeated_blocks import ShortProgram, unrolled_outputs
 from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span
 from ._state import LoweredVector, State
 
@@ -55,8 +56,9 @@ from ._state import LoweredVector, State
 def lower(
     analysis: ProgramAnalysis,
     notes: Sequence[str],
-    shift: int,
-    base: Plan | None,
+    shift: int = 0,
+    base: Plan | None = None,
+    short: ShortProgram | None = None,
 ) -> Plan:
     """Lower a program to a plan: the list of array operations that samples its law.
 
@@ -87,6 +89,9 @@ def lower(
     base : Plan or None
         The plan without a shift, for one with a shift: both choose the same directions,
         and the same groups on nodes.
+    short : ShortProgram or None
+        The program, if blocks are left out of it: the steps of its blocks are repeated
+        (see `_repeated_blocks`).
 
     Returns
     -------
@@ -126,13 +131,15 @@ def lower(
             analysis, notes=list(notes), builder=builder, on_nodes=groups_on_nodes
         )
         try:
-            return _lowered(state, groups_on_nodes)
+            return _lowered(state, groups_on_nodes, short)
         except NodesNeeded as error:
             # this is known only now, from the directions: begin again
             groups_on_nodes |= error.groups
 
 
-def _lowered(state: State, groups_on_nodes: frozenset[int]) -> Plan:
+def _lowered(
+    state: State, groups_on_nodes: frozenset[int], short: ShortProgram | None
+) -> Plan:
     """The plan of a program, whose values are lowered into a new state in order."""
     analysis = state.analysis
     builder = state.builder
@@ -146,7 +153,16 @@ def _lowered(state: State, groups_on_nodes: frozenset[int]) -> Plan:
             raise ExactError(value, str(error), instead=remedy) from None
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
-    mean, columns = results(state)
+    if short is None:
+        outputs = [
+            Output(original, lowered)
+            for original, lowered in zip(
+                analysis.original_outputs, analysis.outputs, strict=True
+            )
+        ]
+    else:
+        outputs = unrolled_outputs(state, short)
+    mean, columns = results(state, outputs)
     return Plan(
         title="",
         steps=builder.steps,
@@ -174,7 +190,12 @@ def _lower_value(state: State, value: Value, index: int) -> None:
                 rebase_when_large(state, group, index)
         state.vectors[value] = _lower_vector(state, value)
         for group in state.groups_of(value):
-            state.in_use[group].append(value)
+            state.in_use[group].add(
+                value,
+                last_use=state.analysis.last_use[value],
+                vectors=group.positions[value].shape[1],
+                reach=state.vectors[value].coordinates.shape[-1],
+            )
     elif isinstance(value, Scalar):
         state.scalars[value] = _lower_scalar(state, value)
     read_whole = [value]

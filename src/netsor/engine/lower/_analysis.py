@@ -35,7 +35,7 @@ from ...language.values._vector import Vector
 from ..graph._operations import AdjointCorrection, Fuse, OuterProductSum
 from ..graph._rewrite import Context, asked, asked_together, linear_sources, users_of
 from ..plan import _cost_model
-from ._components import Clusters, FrameBatch, blocks_of, connected
+from ._components import Clusters, FrameBatch, blocks_of, least_in_component
 
 # For each vector, the sources that it combines linearly (see `linear_sources`)
 SourcesOf = Mapping[Value, frozenset[Value]]
@@ -231,11 +231,19 @@ class ProgramAnalysis:
             if group.width < math.inf and self._prefers_coordinates(group)
         )
 
-    def _prefers_coordinates(self, group: FrameBatch) -> bool:
+    def choice_needs_all_sources(self, group: FrameBatch) -> bool:
+        """Whether more sources could change if a group is in `coordinates_cheaper`."""
+        if group.width == math.inf or self.prices.place == _cost_model.CPU.place:
+            return False
+        chosen = group in self.coordinates_cheaper
+        return chosen != self._prefers_coordinates(group, full_frame=True)
+
+    def _prefers_coordinates(self, group: FrameBatch, full_frame: bool = False) -> bool:
         """Whether normals for all coordinates cost less than the χ they replace.
 
         In a Bartlett frame of width m, source k of a cluster has min(k, m) normals and
-        a χ; in the standard basis it has m normals.
+        a χ; in the standard basis it has m normals. With `full_frame`, as if there were
+        a source for each direction.
         """
         prices = self.prices
         sources, most_vectors = 0, 0
@@ -248,7 +256,9 @@ class ProgramAnalysis:
         if most_vectors < _cost_model.FEWEST:
             return False
         # a full frame has no more χ: later sources have every coordinate in any frame
-        norms = min(sources, int(group.width))
+        norms = int(group.width)
+        if not full_frame:
+            norms = min(sources, norms)
         more_normals = norms * group.width - norms * (norms - 1) / 2
         price_of_normal = prices.normal + most_vectors * prices.product
         return more_normals * price_of_normal < norms * prices.chi
@@ -279,9 +289,10 @@ def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Valu
     """
     depth: dict[Value, int] = {}
     for value in context.ordered(outputs):
-        depths_of_inputs = [depth[x] for x in value.op.inputs]
-        depth[value] = 1 + max(depths_of_inputs, default=0)
-    return context.ordered(sorted(outputs, key=depth.__getitem__))
+        deepest_input = max([depth[x] for x in value.op.inputs], default=0)
+        depth[value] = 1 + deepest_input
+    by_depth = sorted(outputs, key=lambda output: depth[output])
+    return context.ordered(by_depth)
 
 
 def leaves(
@@ -301,19 +312,22 @@ def leaves(
     order = values
     program_position = {value: i for i, value in enumerate(values)}
     position = program_position
+    sources = [
+        value for value in values if isinstance(value.op, Gaussian | MatMul | Fuse)
+    ]
     candidates = [
-        value
-        for value in values
-        if isinstance(value.op, Gaussian | MatMul | Fuse)
-        and value in partners
-        and value not in with_coordinates
+        source
+        for source in sources
+        if source in partners and source not in with_coordinates
     ]
     candidates.sort(key=lambda source: (-source.size, -program_position[source]))
     for source in candidates:
         met = partners[source]
-        if source in met or met & leaf_sources:
+        meets_itself_or_leaf = source in met or not met.isdisjoint(leaf_sources)
+        if meets_itself_or_leaf:
             continue
-        if any(position[x] > position[source] for x in met):
+        is_before_one_it_meets = any(position[x] > position[source] for x in met)
+        if is_before_one_it_meets:
             new_order = _ordered_with(values, {**must_precede, source: met})
             if new_order is None:
                 continue
@@ -560,10 +574,10 @@ def _components(group: FrameBatch, partners: Partners, apart: bool) -> list[Comp
             if node in number:  # a nonlinearity of another group is no node
                 starts.append(number[value])
                 ends.append(number[node])
-    least_in_component = connected(
+    component_of_node = least_in_component(
         len(nodes), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
     )
     components: dict[int, set[Value | None]] = {}
-    for node, least in zip(nodes, least_in_component.tolist(), strict=True):
-        components.setdefault(least, set()).add(node)
+    for node, component in zip(nodes, component_of_node.tolist(), strict=True):
+        components.setdefault(component, set()).add(node)
     return [frozenset(component) for component in components.values()]

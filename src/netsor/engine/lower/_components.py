@@ -109,9 +109,14 @@ def _families(
     """The number of the family of each vector: vectors of a pair are in one family."""
     # pairs are the edges of a graph, and families its connected components
     number: dict[Value, int] = {value: k for k, value in enumerate(vectors)}
-    starts = np.array([number[x] for x, _ in pairs], dtype=np.intp)
-    ends = np.array([number[y] for _, y in pairs], dtype=np.intp)
-    family_of_number = connected(len(vectors), starts, ends)
+    starts = []
+    ends = []
+    for x, y in pairs:
+        starts.append(number[x])
+        ends.append(number[y])
+    family_of_number = least_in_component(
+        len(vectors), np.array(starts, dtype=np.intp), np.array(ends, dtype=np.intp)
+    )
     return dict(zip(vectors, family_of_number.tolist(), strict=True))
 
 
@@ -138,7 +143,7 @@ def _pairs_of_one_space(values: Sequence[Value]) -> list[tuple[Value, Value]]:
     return pairs
 
 
-def connected(count: int, starts: Ints, ends: Ints) -> Ints:
+def least_in_component(count: int, starts: Ints, ends: Ints) -> Ints:
     """The least number in the connected component of each number below `count`.
 
     `starts` and `ends` are the two ends of each edge of the graph. For example, five
@@ -193,13 +198,14 @@ class Clusters:
         self._labels = np.zeros(0, dtype=np.intp)
         self._edges: list[tuple[Ints, Ints]] = []
         for value in values:
+            op = value.op
             if isinstance(value, Vector):
                 self.ids[value] = self._ids_of(value)
-            elif isinstance(value.op, Dot | Coefficients):
-                self._link_products(value.ndim, value.op.x, value.op.y)
-            elif isinstance(value.op, AdjointCorrection):
-                self._link_products(value.ndim, value.op.d, value.op.u)
-                self._link_products(value.ndim, value.op.g, value.op.b)
+            elif isinstance(op, Dot | Coefficients):
+                self._link_products(value.ndim, op.x, op.y)
+            elif isinstance(op, AdjointCorrection):
+                self._link_products(value.ndim, op.d, op.u)
+                self._link_products(value.ndim, op.g, op.b)
 
     def groups(self, widths: Mapping[Value, float]) -> list[FrameBatch]:
         """The clusters, grouped by their structure.
@@ -237,7 +243,8 @@ class Clusters:
         if self._edges:
             starts = np.concatenate([start for start, _ in self._edges])
             ends = np.concatenate([end for _, end in self._edges])
-            labels = connected(self._count, labels[starts], labels[ends])[labels]
+            least = least_in_component(self._count, labels[starts], labels[ends])
+            labels = least[labels]
         self._labels = labels
         self._edges = []
         return labels
@@ -256,8 +263,13 @@ class Clusters:
                 distinct_labels = labels[distinct]
                 key = distinct_labels.tobytes(), _axes_of_copies(ids[value])
                 if key not in splits:
+                    # other values may have the same labels without copies
                     copied = np.broadcast_to(distinct_labels, ids[value].shape)
-                    splits[key] = _Split(copied.ravel())
+                    all_labels = copied.ravel()
+                    content = all_labels.tobytes()
+                    if content not in splits:
+                        splits[content] = _Split(all_labels)
+                    splits[key] = splits[content]
                 entries.append(_Entry(value, is_source, splits[key]))
         return entries
 
@@ -324,8 +336,9 @@ class Clusters:
             """The numbers of the vectors […, 0], with `ndim` axes."""
             if vector.ndim:
                 self._link_along(vector, vector.ndim - 1)
-            ids = self.ids[vector]
-            aligned = ids.reshape((1,) * (ndim - ids.ndim) + ids.shape)
+            ids = self.ids[vector]  # (…, i, blocks)
+            new_axes = (1,) * (ndim - ids.ndim)
+            aligned = ids.reshape(new_axes + ids.shape)
             return aligned[..., 0, :]
 
         self._link(first_ids(x), first_ids(y))
@@ -375,10 +388,14 @@ class Clusters:
     def _ids_of_products(
         self, value: Vector, weight: Weight, x: Vector, each: bool
     ) -> Ints:
-        """All outputs of one matrix are in the cluster of its sources."""
+        """All outputs of one matrix are in the cluster of its sources.
+
+        Sets `members` of the value, and returns the number of each vector.
+        """
         blocks = self.blocks[value]
         matrices = weight.members.size
-        members = self.members[value] = self._new(matrices, blocks)
+        members = self._new(matrices, blocks)
+        self.members[value] = members
         # a matrix asks for the products of all its inputs
         batch_axes = weight.members.ndim if each else 0
         for axis in range(batch_axes, x.ndim):
@@ -394,7 +411,8 @@ class Clusters:
         blocks = self.blocks[value]
         sources = factor.shape[-1]
         ids = self._new(*value.shape, blocks)
-        members = self.members[value] = self._new(sources, blocks)
+        members = self._new(sources, blocks)
+        self.members[value] = members
         coefficients = factor.reshape(value.size, sources)
         vector_of_link, source_of_link = np.nonzero(coefficients)
         rows = ids.reshape(value.size, blocks)
@@ -402,7 +420,10 @@ class Clusters:
         return ids
 
     def _ids_of_fuse(self, value: Vector, x: Vector) -> Ints:
-        """A member of a `Fuse` replaces the sources of one cluster of its input x."""
+        """A member of a `Fuse` replaces the sources of one cluster of its input x.
+
+        Sets `members` and `parts` of the value, and returns the number of each vector.
+        """
         ids = self._new(*value.shape, self.blocks[value])
         x_ids = self.ids[x].ravel()
         labels = self.labels()[x_ids]
@@ -415,7 +436,9 @@ class Clusters:
             self._link(x_ids[:1], x_ids)
         by_cluster = np.argsort(labels, kind="stable")
         self.parts[value] = by_cluster.reshape(len(clusters), -1)
-        members = self.members[value] = self._new(len(clusters), 1)
+
+        members = self._new(len(clusters), 1)
+        self.members[value] = members
         member_of_vector = np.searchsorted(clusters, labels)
         self._link(ids.ravel(), members[member_of_vector, 0])
         return ids
@@ -502,7 +525,8 @@ class _Split:
         """From a flat array of labels."""
         self._order = np.argsort(labels, kind="stable")
         ordered = labels[self._order]
-        begins = np.concatenate([[True], ordered[1:] != ordered[:-1]])
+        differs_from_previous = ordered[1:] != ordered[:-1]
+        begins = np.concatenate([[True], differs_from_previous])
         self._starts = np.flatnonzero(begins)
         self.labels = ordered[self._starts]
         self.counts = np.diff([*self._starts, len(labels)])
@@ -514,10 +538,10 @@ class _Split:
         """
         if len(labels) == len(self.labels):  # all of them, as usual
             return self._order.reshape(len(labels), -1)
-        positions = np.searchsorted(self.labels, labels)
-        count = self.counts[positions[0]]
-        starts = self._starts[positions]
-        in_order = starts[:, None] + np.arange(count)
+        numbers = np.searchsorted(self.labels, labels)
+        count = self.counts[numbers[0]]
+        starts = self._starts[numbers]
+        in_order = starts[:, None] + np.arange(count)  # (labels, positions)
         return np.asarray(self._order[in_order])
 
 
@@ -554,12 +578,12 @@ def _positions_in_groups(
 
     `clusters` lists the clusters of each group.
     """
-    group_of_cluster: dict[int, int] = {}
+    number_of_cluster: dict[int, int] = {}  # the number of the group it belongs to
     for number, members in enumerate(clusters):
-        group_of_cluster |= dict.fromkeys(members, number)
+        number_of_cluster |= dict.fromkeys(members, number)
     positions: dict[_Split, list[tuple[FrameBatch, Ints]]] = {}
     for split in splits:
-        numbers = {group_of_cluster[cluster] for cluster in split.labels.tolist()}
+        numbers = {number_of_cluster[cluster] for cluster in split.labels.tolist()}
         positions[split] = []
         for number in sorted(numbers):
             rows = split.rows(clusters[number])

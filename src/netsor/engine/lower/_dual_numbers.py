@@ -560,10 +560,12 @@ def _apart(sets: Sets) -> Bools:
     From sets (…, vectors, blocks). For example, of vectors with the sets 0b001, 0b011
     and 0b110 none are apart.
     """
-    connected = meet(sets, sets)
-    while True:  # double the length of the paths
-        steps = connected.astype(np.float64)
-        within_two_steps = steps @ steps > 0
-        if (within_two_steps == connected).all():
-            return ~connected
-        connected = within_two_steps
+    # whether a chain of vectors, each of which shares a direction with the next, leads
+    # from i to j
+    is_linked = meet(sets, sets)
+    while True:  # double the length of the chains
+        steps = is_linked.astype(np.float64)
+        is_linked_by_two = steps @ steps > 0
+        if (is_linked_by_two == is_linked).all():
+            return ~is_linked
+        is_linked = is_linked_by_two

@@ -9,7 +9,7 @@ the x1 of each value once: `dual[value]`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -142,11 +142,20 @@ def _adjoint(dual: Dual, value: Scalar, op: AdjointCorrection) -> Fluctuation:
 def _slope(f: Function) -> Callable[[Any], Any] | None:
     """Derivative of a scalar function used in norms; None for any other function."""
     if f is INVERSE:
-        return lambda x: -1.0 / (x * x)
+        return _slope_of_inverse
     if isinstance(f.f, partial) and f.f.func is rsqrt:
-        eps = f.f.keywords["eps"]
-        return lambda x: -0.5 * rsqrt(x, eps) ** 3
+        return partial(_slope_of_rsqrt, eps=f.f.keywords["eps"])
     return None
+
+
+def _slope_of_inverse(x: Any) -> Any:
+    """The derivative of 1/x."""
+    return -1.0 / (x * x)
+
+
+def _slope_of_rsqrt(x: Any, eps: float) -> Any:
+    """The derivative of (x + ε)^(−1/2), which `rsqrt` computes."""
+    return -0.5 * rsqrt(x, eps) ** 3
 
 
 def _apply(dual: Dual, value: Scalar, op: Apply) -> Fluctuation:
@@ -347,18 +356,18 @@ def _argument_at_nodes(
 def _directional(f: Function, *arrays: Any) -> Any:
     """The derivative Σ_i ∂_i f(x) Δ_i of f along changes of all its arguments.
 
-    `arrays` are x_1, …, x_k, Δ_1, …, Δ_k.
+    `arrays` are x_1, …, x_k, Δ_1, …, Δ_k. By the central difference of f(x + t Δ).
     """
     count = len(arrays) // 2
     arguments = arrays[:count]
     changes = arrays[count:]
 
-    def moved(step: float) -> list[Any]:
-        """x + step Δ."""
+    def at(t: float) -> Any:
+        """f(x + t Δ)."""
         pairs = zip(arguments, changes, strict=True)
-        return [x + step * change for x, change in pairs]
+        return f(*[x + t * change for x, change in pairs])
 
-    return (f(*moved(STEP)) - f(*moved(-STEP))) / (2 * STEP)
+    return (at(STEP) - at(-STEP)) / (2 * STEP)
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
@@ -387,30 +396,54 @@ def _linear(dual: Dual, value: Vector | Scalar, op: Operation) -> Fluctuation:
     state = dual.state
     terms, coefficients = factors_of(value)
     unit = _unit(dual, value, op)
+    of_terms = _small_terms(dual, value, terms, coefficients, unit)  # a0 x1
+    if coefficients is None:
+        return of_terms
+
+    # a1 x0
+    a1 = dual.converted(dual[coefficients], unit)
+    marks = [_main_marks(state, x) for x in terms]
+    unknown = of_terms.unknown | marks_of(value, marks, a1.unknown)
+    if a1.part is None or not a1.support.any():
+        return replace(of_terms, unknown=unknown)
     x0 = [_main(state, x) for x in terms]
+    of_coefficients = apply_linear(state, value, arrays=x0, coefficients=a1.part)
+    parts = [part for part in (of_terms.part, of_coefficients) if part is not None]
+    return Fluctuation(
+        part=dual.sum(parts),
+        support=of_terms.support | marks_of(value, marks, a1.support),
+        unknown=unknown,
+        unit=unit,
+    )
+
+
+def _small_terms(
+    dual: Dual,
+    value: Vector | Scalar,
+    terms: Sequence[Vector] | Sequence[Scalar],
+    coefficients: Scalar | None,
+    unit: Unit | None,
+) -> Fluctuation:
+    """a0 x1 for the ε parts x1 of terms and coefficients a0 of order 1, in a unit."""
+    state = dual.state
     x1 = [dual.converted(dual[x], unit) for x in terms]
     a0 = a0_marks = None
     if coefficients is not None:
         a0 = state.scalars[coefficients]
         a0_marks = state.order_one(coefficients)
-    support = marks_of(value, [term.support for term in x1], a0_marks)
-    unknown = marks_of(value, [term.unknown for term in x1], a0_marks)
-    parts = []
-    if any(term.part is not None for term in x1):  # a0 x1
+    part = None
+    if any(term.part is not None for term in x1):
         arrays = []
-        for main, term in zip(x0, x1, strict=True):
-            zeros = np.zeros(main.shape)
+        for x, term in zip(terms, x1, strict=True):
+            zeros = np.zeros(_main(state, x).shape)
             arrays.append(term.part or state.builder.constant(zeros))
-        parts.append(apply_linear(state, value, arrays, coefficients=a0))
-    if coefficients is not None:
-        marks = [_main_marks(state, x) for x in terms]
-        a1 = dual.converted(dual[coefficients], unit)
-        unknown = unknown | marks_of(value, marks, a1.unknown)
-        if a1.part is not None and a1.support.any():  # a1 x0
-            support = support | marks_of(value, marks, a1.support)
-            parts.append(apply_linear(state, value, arrays=x0, coefficients=a1.part))
+        product = apply_linear(state, value, arrays, coefficients=a0)
+        part = dual.sum([product])
     return Fluctuation(
-        part=dual.sum(parts), support=support, unknown=unknown, unit=unit
+        part=part,
+        support=marks_of(value, [term.support for term in x1], a0_marks),
+        unknown=marks_of(value, [term.unknown for term in x1], a0_marks),
+        unit=unit,
     )
 
 

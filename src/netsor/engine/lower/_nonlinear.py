@@ -136,19 +136,22 @@ def _limits_of_coordinates(state: State, x: Vector) -> Floats:
     0 for vectors that vanish, c for multiples c · (1, …, 1), and NaN for all others.
     """
     coordinates = state.vectors[x].coordinates
-    sets = state.sets(x)
-    of_order_one = sets.astype(bool).any(axis=-1)
-    limits = np.where(of_order_one, np.nan, 0.0)
+    sets = state.sets(x)  # (*shape, blocks)
+    is_of_order_one = sets.astype(bool).any(axis=-1)
+    limits = np.where(is_of_order_one, np.nan, 0.0)
     has_ones = all(group.constant for group in state.groups_of(x))
-    if coordinates.value is not None and has_ones:
-        # coordinates along (1, …, 1), the first direction, in units of its length
-        along_ones = np.asarray(coordinates.value)[0][..., 0]
-        length = np.asarray(state.ones(x).value)[0][..., 0]
-        means = along_ones / length
-        same_in_blocks = (means == means[..., :1]).all(axis=-1)
-        is_constant = (sets <= CONSTANT).all(axis=-1) & same_in_blocks
-        limits = np.where(is_constant & of_order_one, means[..., 0], limits)
-    return limits
+    if coordinates.value is None or not has_ones:
+        return limits
+
+    # coordinates along (1, …, 1), the first direction, in units of its length
+    one_replica = np.asarray(coordinates.value)[0]
+    ones = np.asarray(state.ones(x).value)[0]
+    multiples = one_replica[..., 0] / ones[..., 0]  # (*shape, blocks)
+    multiple_of_first_block = multiples[..., :1]
+    same_in_blocks = (multiples == multiple_of_first_block).all(axis=-1)
+    has_no_other_direction = (sets <= CONSTANT).all(axis=-1)
+    is_constant = has_no_other_direction & same_in_blocks & is_of_order_one
+    return np.where(is_constant, multiples[..., 0], limits)
 
 
 def _varies(state: State, x: Value) -> Bools:
@@ -177,14 +180,15 @@ def _jumps(f: Function, limits: Sequence[Floats], moves: Sequence[Bools]) -> boo
     ordinary_arguments = [rng.standard_normal(b.shape) for b in base]
     with np.errstate(all="ignore"):
         at_base = np.asarray(f(*base))
-        ordinary = np.asarray(f(*ordinary_arguments))
-        size = max(_largest_finite(at_base), _largest_finite(ordinary))
+        at_ordinary = np.asarray(f(*ordinary_arguments))
+        size = max(_largest_finite(at_base), _largest_finite(at_ordinary))
         for trial in range(TRIALS):
             relative_step = 0.0 if trial % 2 else ROUNDED
-            moved = []
-            for b, move in zip(base, moves, strict=True):
-                moved.append(_moved(b, move, relative=relative_step, rng=rng))
-            change = np.abs(np.asarray(f(*moved)) - at_base)
+            arguments = [
+                _moved(b, move, relative=relative_step, rng=rng)
+                for b, move in zip(base, moves, strict=True)
+            ]
+            change = np.abs(np.asarray(f(*arguments)) - at_base)
             is_small = change <= JUMP * size  # False for NaN
             if (np.isfinite(at_base) & ~is_small).any():
                 return True
@@ -222,11 +226,11 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
     At finite width, φ of all coordinates of the arguments. At infinite width, the
     coordinates of h along the directions of its frames, from Gaussian expectations.
     """
-    builder = state.builder
-    arguments = [state.vectors[x].coordinates for x in op.vectors]
     scalars = _scalar_arguments(state, value, op)
     if value not in state.analysis.infinite:
+        builder = state.builder
         width = int(state.analysis.widths[value])
+        arguments = [state.vectors[x].coordinates for x in op.vectors]
         arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
         coordinates = _apply(
             state, value, op, rows=arrays, arrays=arrays, scalars=scalars
@@ -234,14 +238,9 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         return LoweredVector(coordinates)
 
     check_jumps(state, value)
-    # the coordinates that are outputs
     sample = None
     if value in state.analysis.coordinates:
-        directions = max(argument.shape[-1] for argument in arguments)
-        count = len(state.analysis.picked)
-        samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
-        rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
-        sample = _apply(state, value, op, rows, arrays=samples, scalars=scalars)
+        sample = _output_coordinates(state, value, op, scalars)
 
     # the coordinates along the directions of each group's frame
     sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
@@ -252,6 +251,19 @@ def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
         sets.reshape(-1)[positions] = directions_of_group
         by_position.append((positions, coordinates))
     return LoweredVector(state.scatter(by_position, *sets.shape), sample, sets)
+
+
+def _output_coordinates(
+    state: State, value: Vector, op: Nonlin, scalars: Sequence[Register]
+) -> Register:
+    """The coordinates of a nonlinearity of infinite width that are outputs."""
+    builder = state.builder
+    arguments = [state.vectors[x].coordinates for x in op.vectors]
+    directions = max(argument.shape[-1] for argument in arguments)
+    count = len(state.analysis.picked)
+    samples = [builder.pad_or_cut(state.sample(x), count) for x in op.vectors]
+    rows = [builder.pad_or_cut(argument, directions) for argument in arguments]
+    return _apply(state, value, op, rows, arrays=samples, scalars=scalars)
 
 
 def _scalar_arguments(state: State, value: Vector, op: Nonlin) -> list[Register]:

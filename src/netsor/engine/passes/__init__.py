@@ -16,6 +16,7 @@ from ..graph._rewrite import Context
 from . import simplify
 from .adam_first_step import expand_outer_products
 from .batch_weights import stack_weights
+from .chosen_experts import compute_chosen_experts
 from .fuse_nonlinearities import compose_nonlinearities
 from .optimiser_steps import expand_steps
 from .rotary_limits import expand_rotary
@@ -57,6 +58,7 @@ PIPELINE = (
     Pass("ratios", simplify.bind_width_ratios),
     Pass("rotary", expand_rotary),
     Pass("distinct", simplify.deduplicate_products),
+    Pass("experts", compute_chosen_experts, shortcut="chosen"),
     Pass("stacked", stack_weights, shortcut="stacked"),
     Pass("drawn", materialise, shortcut="drawn"),
     Pass("reuse", eliminate_reuse),
@@ -70,6 +72,7 @@ PIPELINE = (
 )
 # Shortcuts of lowering and of finished plans, and the formula for a sum over heads
 OTHER_SHORTCUTS = (
+    "repeated",
     "leaves",
     "undrawn",
     "turn",

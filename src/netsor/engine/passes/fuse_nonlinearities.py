@@ -123,7 +123,8 @@ class _Expander:
         """Expand a nonlinearity."""
         self.whole = whole
         self._leaves: dict[Value, None] = {}  # an ordered set
-        # values that are entries of another one: by that value, and by the positions
+        # values that are entries of another one, by (that value, the positions of the
+        # entries as bytes, their shape)
         self._taken: dict[tuple[Value, bytes, tuple[int, ...]], Value] = {}
         self._root = self._expand(value)
         self.vectors = tuple(x for x in self._leaves if isinstance(x, Vector))
@@ -143,35 +144,21 @@ class _Expander:
         It is a tree of calls whose leaves are values. `function` replaces these by
         their indices, once all leaves are known.
         """
-
-        def expanded(*arguments: Value) -> list[Any]:
-            """The expressions of arguments of x: vectors expanded, scalars as leaves.
-
-            They are those of the selected entries of x.
-            """
-            expressions = []
-            for v in arguments:
-                # an argument may have fewer axes than x
-                in_argument = _positions_in(v, x.shape, positions)
-                if isinstance(v, Vector):
-                    expressions.append(self._expand(v, in_argument))
-                else:
-                    expressions.append(self._leaf(v, in_argument))
-            return expressions
-
         match x.op:
             # a function that an earlier rewrite composed: insert its expression
             case Nonlin(
-                f=Composed(f=Call() as inner), vectors=vectors, scalars=scalars
+                f=Composed(f=Call() as composed), vectors=vectors, scalars=scalars
             ):
-                arguments = expanded(*vectors, *scalars)
-                return _with_leaves(inner, arguments.__getitem__)
+                arguments = self._expand_each((*vectors, *scalars), x.shape, positions)
+                return _with_leaves(composed, arguments.__getitem__)
             case Nonlin(f=f, vectors=vectors, scalars=scalars):
-                return Call(f, tuple(expanded(*vectors, *scalars)))
+                arguments = self._expand_each((*vectors, *scalars), x.shape, positions)
+                return Call(f, tuple(arguments))
             case Add(x=a, y=b) if self.whole or _nonlinear(x):
-                return Call(add, tuple(expanded(a, b)))
+                return Call(add, tuple(self._expand_each((a, b), x.shape, positions)))
             case Scale(c=c, x=a) if self.whole or _nonlinear(x):
-                return Call(MULTIPLY, tuple(expanded(a, c)))
+                factors = self._expand_each((a, c), x.shape, positions)
+                return Call(MULTIPLY, tuple(factors))
             case Take(x=a, flat=flat) if positions is not None or _nonlinear(a):
                 # entries of entries of a are entries of a
                 if positions is not None:
@@ -181,6 +168,24 @@ class _Expander:
                 # x is a leaf, which the same entries of a elsewhere use again
                 self._taken.setdefault((a, flat.tobytes(), flat.shape), x)
         return self._leaf(x, positions)
+
+    def _expand_each(
+        self, arguments: Sequence[Value], shape: tuple[int, ...], positions: Positions
+    ) -> list[Any]:
+        """The expressions of arguments of an operation with results of this shape.
+
+        They are those of the selected entries of the result: vectors are expanded, and
+        scalars are leaves.
+        """
+        expressions = []
+        for v in arguments:
+            # an argument may have fewer axes than the result
+            in_argument = _positions_in(v, shape, positions)
+            if isinstance(v, Vector):
+                expressions.append(self._expand(v, in_argument))
+            else:
+                expressions.append(self._leaf(v, in_argument))
+        return expressions
 
     def function(self, name: str) -> Function:
         """The expression as a function of the vectors, then the scalars."""

@@ -331,13 +331,13 @@ class _RotaryLimit:
 
     def _concatenation(self, value: Vector, op: Join) -> Rotated | None:
         """The rotation of rotated vectors end to end, if all have the same angles."""
-        rotated = [self.rotated[x] for x in op.parts]
-        angles = rotated[0].angles
-        if any(x.angles != angles for x in rotated):
+        rotated_parts = [self.rotated[part] for part in op.parts]
+        angles = rotated_parts[0].angles
+        if any(rotated.angles != angles for rotated in rotated_parts):
             return None
-        before = tuple(x.x for x in rotated)
-        unrotated = replace(value, op=replace(op, parts=before))
-        positions = np.concatenate([x.positions for x in rotated])
+        parts = tuple([rotated.x for rotated in rotated_parts])
+        unrotated = replace(value, op=replace(op, parts=parts))
+        positions = np.concatenate([rotated.positions for rotated in rotated_parts])
         return Rotated(unrotated, positions, angles)
 
     def _rotated_product(self, op: Dot) -> RotatedProduct | None:

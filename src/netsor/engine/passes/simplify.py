@@ -216,29 +216,31 @@ def fuse_sources(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     values = context.ordered(outputs)
     sources_of = linear_sources(values)
-    # vectors whose products or coordinates an operation needs
-    asked_for = dict.fromkeys(x for value in values for x in asked(value))
+    # vectors whose products or coordinates an operation needs, as an ordered set
+    needed: dict[Value, None] = {}
+    for value in values:
+        needed |= dict.fromkeys(asked(value))
     # how many of these vectors, and of the outputs, contain each source
     uses: Counter[Value] = Counter()
-    for x in asked_for | dict.fromkeys(outputs):
+    for x in needed | dict.fromkeys(outputs):
         uses.update(sources_of.get(x, ()))
 
-    def has_only_its_own_sources(value: Value) -> bool:
-        """Whether all sources of a value are Gaussian and have no other use."""
-        return all(
-            uses[source] == 1 and isinstance(source.op, ops.Gaussian | MatMul)
-            for source in sources_of[value]
-        )
+    def is_gaussian_without_other_use(source: Value) -> bool:
+        """Whether a source can be merged into the only vector that contains it."""
+        return uses[source] == 1 and isinstance(source.op, ops.Gaussian | MatMul)
 
     def change(old: Value, new: Value) -> Value:
         """A `Fuse` of a combination that needs fewer numbers than its sources."""
-        if old not in asked_for or old in outputs:
+        if old not in needed or old in outputs:
             return new
-        is_source = old in sources_of[old]
-        if is_source or not has_only_its_own_sources(old):
+        sources = sources_of[old]
+        if old in sources:
+            return new
+        if not all(is_gaussian_without_other_use(source) for source in sources):
             return new
         # a concatenation needs more than each of its parts
-        if _numbers(old) >= sum(_numbers(source) for source in sources_of[old]):
+        numbers_of_sources = sum(_numbers(source) for source in sources)
+        if _numbers(old) >= numbers_of_sources:
             return new
         return replace(new, op=Fuse(cast(Vector, new)))
 
@@ -254,15 +256,21 @@ def _numbers(x: Value) -> int:
 def vanishing_ratio(op: Root, bound: Mapping[str, float]) -> tuple[Width, float] | None:
     """For a ratio √(n/m) = c m^(−1/2) of finite n and infinite m, the pair (m, c).
 
-    None for all other ratios. n and m may be products of widths.
+    None for all other ratios. n (`op.over`) and m (`op.under`) may be products of
+    widths; `bound` has the number of each symbol.
     """
-    infinite_over = [w for w in op.over if math.isinf(w.bind(bound))]
-    infinite_under = [w for w in op.under if math.isinf(w.bind(bound))]
+
+    def is_infinite(width: Width) -> bool:
+        return math.isinf(width.bind(bound))
+
+    infinite_over = [width for width in op.over if is_infinite(width)]
+    infinite_under = [width for width in op.under if is_infinite(width)]
     if infinite_over or len(infinite_under) != 1:
         return None
-    width = infinite_under[0]
-    others = tuple(w for w in op.under if w is not width)
-    return width, Root(op.over, others).of(bound)
+    m = infinite_under[0]
+    finite_under = tuple([width for width in op.under if width is not m])
+    c = Root(op.over, finite_under).of(bound)
+    return m, c
 
 
 def bind_hyperparameters(outputs: Sequence[Value], context: Context) -> list[Value]:
@@ -336,44 +344,54 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
-    def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, and only `dot`, its product with q, uses it.
+    def is_free(x: Vector, q: Vector) -> bool:
+        """Whether x is W z for a fresh W, and only one value, a dot with q, uses it.
 
         Each matrix of a batch must also meet its own q.
         """
-        is_used_once = x not in outputs and users[x] == [dot]
+        is_used_once = x not in outputs and len(users[x]) == 1
         return is_used_once and _is_product_in_batch_of(x, q)
-
-    def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
-        """The coordinates that replace a dot that is an output; None if it stays.
-
-        `op` is the operation of `old`, and `rewritten_op` that of its rewritten copy.
-        """
-        is_score = op.power == 0.5
-        width = context.width(op.x)
-        if not is_score and width == np.inf:  # the limit of a mean is a number
-            return None
-        size = 1.0 if is_score else width**-0.5
-        x_is_free = is_free(op.x, op.y, old)
-        y_is_free = is_free(op.y, op.x, old)
-        x = rewritten_op.x
-        y = rewritten_op.y
-        # one factor is conditioned on; if both are free, the one with fewer vectors
-        if y_is_free and (not x_is_free or op.x.size <= op.y.size):
-            return _coordinate(y, x, size, turned=True).reshape(old.shape)
-        if x_is_free:
-            return _coordinate(x, y, size, turned=False).reshape(old.shape)
-        return None
 
     def change(old: Value, new: Value) -> Value:
         """Replace a dot that is an output by a coordinate of vectors, if possible."""
         if not isinstance(old.op, Dot) or not _is_output(old, users):
             return _entries_of_coordinates(old, new)
         assert isinstance(new.op, Dot)
-        coordinates = coordinates_of(old, old.op, new.op)
-        return new if coordinates is None else coordinates
+        size = _size_of_coordinate(old.op, context)
+        if size is None:
+            return new
+        x_is_free = is_free(old.op.x, old.op.y)
+        y_is_free = is_free(old.op.y, old.op.x)
+        return _as_coordinate(new, new.op, size, x_is_free, y_is_free)
 
     return rewritten(outputs, context, change)
+
+
+def _size_of_coordinate(op: Dot, context: Context) -> float | None:
+    """The factor of the coordinate that replaces a dot; None if the dot stays."""
+    if op.power == 0.5:  # a score
+        return 1.0
+    width = context.width(op.x)
+    if width == np.inf:  # the limit of a mean is a number
+        return None
+    return float(width**-0.5)
+
+
+def _as_coordinate(
+    dot: Value, op: Dot, size: float, x_is_free: bool, y_is_free: bool
+) -> Value:
+    """The dot as `size` times a coordinate of a factor that is free.
+
+    The other factor is conditioned on; if both are free, the one with fewer vectors.
+    If none is free, the dot stays.
+    """
+    x = op.x
+    y = op.y
+    if y_is_free and (not x_is_free or x.size <= y.size):
+        return _coordinate(y, x, size, turned=True).reshape(dot.shape)
+    if x_is_free:
+        return _coordinate(x, y, size, turned=False).reshape(dot.shape)
+    return dot
 
 
 def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:

@@ -87,9 +87,12 @@ class Combination:
         return cls({(term, ()): 1.0})
 
     def __add__(self, other: Combination | Number) -> Combination:
+        """The sum; numbers of the same term and powers are added."""
         total = dict(self.terms)
         for key, number in _combination(other).terms.items():
-            total[key] = total[key] + number if key in total else number
+            if key in total:
+                number = total[key] + number
+            total[key] = number
         return Combination(total)
 
     def __mul__(self, other: Combination | Number) -> Combination:
@@ -113,13 +116,19 @@ class Combination:
         return self * -1.0 + other
 
     def coefficients(self) -> dict[Any, Combination]:
-        """The coefficient of each term a, a number that depends on the widths."""
+        """The coefficient of each term, a number that depends on the widths.
+
+        For example, 2 n a + 3 a + b has the coefficients 2 n + 3 of a and 1 of b.
+        """
         # a number is a combination of one term, None
-        numbers_of_term: dict[Any, dict[tuple[None, Powers], Number]] = {}
+        terms_by_term: dict[Any, dict[tuple[None, Powers], Number]] = {}
         for (term, powers), number in self.terms.items():
-            numbers = numbers_of_term.setdefault(term, {})
-            numbers[None, powers] = number
-        return {term: Combination(numbers) for term, numbers in numbers_of_term.items()}
+            terms_of_number = terms_by_term.setdefault(term, {})
+            terms_of_number[None, powers] = number
+        coefficients = {}
+        for term, terms_of_number in terms_by_term.items():
+            coefficients[term] = Combination(terms_of_number)
+        return coefficients
 
     def orders(self, value: Value, of: str) -> list[Order]:
         """The parts of a number that are of order 1, or of order n^(−1/2).

@@ -130,7 +130,8 @@ class DrawnWeight(Arithmetic):
     def _after_steps(self, members: Sequence[int]) -> Any:
         """The matrices of a class after the steps of the operation.
 
-        Each is computed once: operations after k steps share the first k.
+        Each is computed once: operations after k steps share the first k. So the key of
+        a result is the first member of the class, followed by the rules of the steps.
         """
         key = tuple[object, ...]((members[0],))
         if key not in self._trained:

@@ -40,24 +40,25 @@ class DeviceMemory(NamedTuple):
 @lru_cache(maxsize=8)
 def device_memory(plan: Plan, itemsize: int) -> DeviceMemory:
     """About the memory of a plan on a device, with so many bytes per number."""
-    held = most = spectrum = 0
+    stored = 0  # the numbers of a replica that a later step reads
+    peak = 0
+    spectrum = 0  # entries of the largest matrices whose eigenvalues are computed
     constants: dict[Register, int] = {}
-    index_bytes: dict[int, int] = {}
+    index_bytes: dict[int, int] = {}  # by the id of an array, which steps may share
     for step, live in zip(plan.steps, plan.live, strict=True):
         constants |= {arg: arg.size for arg in step.args if arg.value is not None}
         for array in _arrays(step.params):
             index_bytes[id(array)] = array.size * DOUBLE_BYTES
-        held += step.out.size
-        most = max(most, held + _inside(step))
-        held -= sum(register.size for register in live.dead)
+        stored += step.out.size
+        peak = max(peak, stored + _inside(step))
+        stored -= sum(register.size for register in live.dead)
         if step.kind == "apply" and needs_spectrum(step.params["f"]):
             spectrum = max(spectrum, *(arg.size for arg in step.args))
-    in_spectrum = NUMBERS_FOR_SPECTRUM * DOUBLE_BYTES * spectrum
+    spectrum_bytes = NUMBERS_FOR_SPECTRUM * DOUBLE_BYTES * spectrum
+    constant_bytes = itemsize * sum(constants.values())
     return DeviceMemory(
-        replica=float(itemsize * most + in_spectrum),
-        shared=itemsize * sum(constants.values())
-        + sum(index_bytes.values())
-        + CONTEXT_BYTES,
+        replica=float(itemsize * peak + spectrum_bytes),
+        shared=constant_bytes + sum(index_bytes.values()) + CONTEXT_BYTES,
     )
 
 

@@ -151,16 +151,25 @@ def moments(
         mean, slope, error = expect.moments_of_several(x, a)
     _check_error_is_finite(mean, error, functions=(f,), a=a)
     mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
-    # `error` is that of the mean and of β u; divide by the norm of u to get that of β
-    length = np.linalg.norm(a, axis=-1)  # (…, i, r)
-    safe_length = np.where(length > 0, length, 1.0)
-    slope_factor = np.where(length > 0, 1.0 / safe_length, 0.0)
-    mean_factor = np.ones((*length.shape[:-1], 1))
-    factors = np.concatenate([mean_factor, slope_factor], axis=-1)
-    errors = np.asarray(error)[..., None] * factors
+    errors = _errors_of_moments(error, a)
     # the chessboard pattern is for Gram matrices
     is_shifted = shift in (1, 2)
     return _shifted(mean_and_slope, errors, shift=1 if is_shifted else 0)
+
+
+def _errors_of_moments(error: Array, a: Array) -> Array:
+    """The errors of the mean and of β, (…, i, 1 + r), from those of the mean and β u.
+
+    `error` (…, i) is the common error of the mean and of each β u. That of β is this
+    error divided by the standard deviation of u; a (…, i, r, directions) has the
+    coordinates of u without its mean.
+    """
+    std = np.linalg.norm(a, axis=-1)  # (…, i, r)
+    safe_std = np.where(std > 0, std, 1.0)
+    slope_factor = np.where(std > 0, 1.0 / safe_std, 0.0)
+    mean_factor = np.ones((*std.shape[:-1], 1))
+    factors = np.concatenate([mean_factor, slope_factor], axis=-1)
+    return np.asarray(np.asarray(error)[..., None] * factors)
 
 
 def _check_error_is_finite(
@@ -223,22 +232,14 @@ def nodes(
     vectors are exact.
     """
     # Points of Sobol sets are shifted modulo 1 by the uniform Φ(shifts), mapped to
-    # normals, and joined by their mirror images. Source k is dimension k modulo
-    # DIMENSIONS of set k // DIMENSIONS.
-    stop = first + shifts.shape[-1]
-    first_set = first // DIMENSIONS
-    last_set = (stop - 1) // DIMENSIONS
-    points = np.concatenate(
-        [_sobol_set(number, count // 2) for number in range(first_set, last_set + 1)]
-    )
-    start = first_set * DIMENSIONS  # the source of the first row of `points`
-    points = points[first - start : stop - start]
+    # normals, and joined by their mirror images.
+    points = _points_of_sources(first, stop=first + shifts.shape[-1], count=count // 2)
     uniform = np.asarray(scipy.special.ndtr(shifts))[..., None]
     shifted = (points + uniform) % 1.0
-    # finite normals
-    inside = np.clip(shifted, 1e-12, 1 - 1e-12)
+    inside = np.clip(shifted, 1e-12, 1 - 1e-12)  # finite normals
     half = scipy.special.ndtri(inside) / np.sqrt(count)
     half -= half.mean(axis=-1, keepdims=True)
+
     # Gram–Schmidt, twice for round-off; with mirror images, half the points determine
     # all inner products
     for _ in range(2):
@@ -248,3 +249,16 @@ def nodes(
     lower = np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2))
     half = np.linalg.solve(lower, half)
     return np.concatenate([half, -half], axis=-1)
+
+
+def _points_of_sources(first: int, stop: int, count: int) -> Array:
+    """Sobol points in [0, 1) for the sources `first` … `stop` − 1, (sources, count).
+
+    Source k is dimension k modulo DIMENSIONS of set k // DIMENSIONS.
+    """
+    first_set = first // DIMENSIONS
+    last_set = (stop - 1) // DIMENSIONS
+    sets = [_sobol_set(number, count) for number in range(first_set, last_set + 1)]
+    points = np.concatenate(sets)
+    source_of_first_row = first_set * DIMENSIONS
+    return points[first - source_of_first_row : stop - source_of_first_row]

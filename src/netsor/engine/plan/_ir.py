@@ -231,11 +231,15 @@ def _longest_loop(step_numbers: Ints, period: int) -> Loop:
     """
     equal_later = step_numbers[period:] == step_numbers[:-period]
     bounded = np.concatenate([[False], equal_later, [False]])
-    # a run of True starts at each even change, and stops at the next one
-    starts, stops = np.flatnonzero(np.diff(bounded)).reshape(-1, 2).T
-    longest = int(np.argmax(stops - starts))
-    run = int(stops[longest] - starts[longest])
-    return Loop(start=int(starts[longest]), period=period, times=run // period + 1)
+    # bounded alternates: a run of True starts at each even change, and stops at the
+    # next one
+    changes = np.flatnonzero(np.diff(bounded))
+    starts = changes[0::2]
+    stops = changes[1::2]
+    lengths = stops - starts
+    longest = int(np.argmax(lengths))
+    times = int(lengths[longest]) // period + 1
+    return Loop(start=int(starts[longest]), period=period, times=times)
 
 
 def key_of(kind: str, args: tuple[Hashable, ...], params: Mapping[str, Any]) -> Any:

@@ -348,6 +348,29 @@ class Builder:
         self.shaped[reshaped] = original
         return reshaped
 
+    def replace_steps(self, steps: list[Step]) -> None:
+        """Go on from other steps, which read and write other registers.
+
+        Constants and reshaped arrays are known as before.
+        """
+        made = {step.out for step in self.steps}
+        self.known = {
+            key: register
+            for key, register in self.known.items()
+            if register not in made
+        }
+        self.shaped = {
+            reshaped: original
+            for reshaped, original in self.shaped.items()
+            if reshaped not in made
+        }
+        self.steps = steps
+        for step in steps:
+            if step.kind == "reshape":
+                original = step.args[0]
+                self.known[original, step.out.shape] = step.out
+                self.shaped[step.out] = original
+
     def pad_or_cut(self, a: Register, width: int) -> Register:
         """Cut the last axis, or pad it with zeros, to a width."""
         if a.shape[-1] >= width:

@@ -408,7 +408,7 @@ def printed_rows(
     for loop in repeated:
         rows += printed_rows(steps[start : loop.start])
         rows.append(
-            PrintedRow(f"{loop.times} times, with new random numbers each time:")
+            PrintedRow(f"block × {loop.times}, with new random numbers each time:")
         )
         block = printed_rows(steps[loop.start : loop.start + loop.period])
         rows += [row._replace(step=f"  {row.step}") for row in block]

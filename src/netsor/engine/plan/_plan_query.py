@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -14,6 +14,7 @@ from ..._array_api import one_blas_thread
 from ...language.operations._operation import (
     Acting,
     OptimiserStep,
+    Source,
     SteppedMatMul,
     SteppedParameter,
 )
@@ -27,12 +28,14 @@ from ...language.values._graph import (
 )
 from ...language.values._vector import Vector
 from .. import passes as rewrites
+from .._exceptions import ExactError
 from ..closed_form._relu_sign_patterns import with_sign_patterns
 from ..closed_form._very_wide import limit_of_products
 from ..graph._rewrite import Context
 from ..lower import lower
 from ..lower._analysis import ProgramAnalysis
 from ..lower._dual_rules import UnknownEpsilonPart
+from ..lower._repeated_blocks import NotPeriodicError, ShortProgram, shortened
 from ..passes import SHORTCUTS, Pass, rewrite
 from ._cost_model import CPU, Prices
 from ._plan import Plan
@@ -196,22 +199,57 @@ class PlanQuery:
             value for value in context.ordered(narrowed) if isinstance(value.op, Acting)
         ]
         names = names_of(matrices)
-        rewritten = rewrite(narrowed, context, self.passes)
-        # a shifted plan makes the choices of the plan that it is compared with
-        base = self.plan() if shift else None
+        short = self._short_program(narrowed, context, names)
+        plan: Plan | None = None
+        if short is not None:
+            short_context = replace(context, origin=short.origin, notes=[])
+            # errors name a value of the whole program
+            with suppress(NotPeriodicError, ExactError):
+                plan = self._lowered(short.outputs, short_context, names, short=short)
+        if plan is None:
+            # a shifted plan makes the choices of the plan that it is compared with
+            base = self.plan() if shift else None
+            plan = self._lowered(narrowed, context, names, shift=shift, base=base)
+        plan.small_parts = small_parts
+        if self.prices.ragged and "positive" not in self.without:
+            return with_sign_patterns(plan)
+        return plan
+
+    def _short_program(
+        self,
+        outputs: Sequence[Value],
+        context: Context,
+        names: Mapping[Value | Source, str],
+    ) -> ShortProgram | None:
+        """The program of these outputs without most of its equal blocks.
+
+        None if it has few, and at infinite width, where each block has other numbers.
+        """
+        if "repeated" in self.without or math.inf in self.bound.values():
+            return None
+        values = context.ordered(outputs)
+        return shortened(values, outputs, context.origin, names)
+
+    def _lowered(
+        self,
+        outputs: Sequence[Value],
+        context: Context,
+        names: Mapping[Value | Source, str],
+        **options: Any,
+    ) -> Plan:
+        """The plan of a program that has only the entries that are needed.
+
+        The options are those of `lower`.
+        """
         analysis = ProgramAnalysis(
-            rewritten,
-            original_outputs=narrowed,
+            rewrite(outputs, context, self.passes),
+            original_outputs=outputs,
             context=context,
             names=names,
             without=frozenset(self.without),
             picked=self.picked,
         )
-        plan = lower(analysis, context.notes, shift, base)
-        plan.small_parts = small_parts
-        if self.prices.ragged and "positive" not in self.without:
-            return with_sign_patterns(plan)
-        return plan
+        return lower(analysis, context.notes, **options)
 
     def _narrowed(self, context: Context) -> list[Value]:
         """The outputs, computed from the entries that they need only.

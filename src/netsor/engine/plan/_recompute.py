@@ -69,16 +69,18 @@ def _lifetimes(plan: Plan) -> _Lifetimes:
     """When the results of a plan live."""
     position: dict[Register, int] = {}
     readers: dict[Register, list[int]] = {}
-    held = most = peak = 0
+    stored = 0  # numbers of a replica that a later step reads
+    most_stored = 0
+    peak = 0
     for k, (step, live) in enumerate(zip(plan.steps, plan.live, strict=True)):
         position[step.out] = k
         for arg in dict.fromkeys(step.args):
             readers.setdefault(arg, []).append(k)
-        held += step.out.size
-        if held > most:
-            most = held
+        stored += step.out.size
+        if stored > most_stored:
+            most_stored = stored
             peak = k
-        held -= sum(register.size for register in live.dead)
+        stored -= sum(register.size for register in live.dead)
     end = len(plan.steps)  # the outputs are read after all steps
     for output in (plan.mean, plan.columns):
         readers.setdefault(output, []).append(end)
@@ -106,14 +108,15 @@ class _Segmented:
         steps = self.original.steps[: self.peak + 1]
         waiting = [step.out.size if self._waits(step.out) else 0 for step in steps]
         waiting_up_to = np.cumsum(waiting)
+        total = waiting_up_to[-1]
         crossing = self._crossing(steps)
         cuts = [0]
-        half_window = CUT_WINDOW / 2
         for k in range(1, segments):
-            # a cut after k equal shares, or within half a window of it
-            shares = [(k - half_window) / segments, (k + half_window) / segments]
-            sizes = np.multiply(shares, waiting_up_to[-1])
-            earliest, latest = np.searchsorted(waiting_up_to, sizes)
+            # a cut after the k-th equal share, or within half a window of it
+            least_size = (k - CUT_WINDOW / 2) / segments * total
+            largest_size = (k + CUT_WINDOW / 2) / segments * total
+            earliest = int(np.searchsorted(waiting_up_to, least_size))
+            latest = int(np.searchsorted(waiting_up_to, largest_size))
             earliest = max(earliest, cuts[-1] + 1)
             if earliest <= latest < len(steps):
                 best = np.argmin(crossing[earliest : latest + 1])
@@ -121,8 +124,8 @@ class _Segmented:
         return [*cuts, len(steps)]
 
     def _crossing(self, steps: Sequence[Step]) -> Ints:
-        """The numbers made before each step that it or a later one up to the peak
-        reads.
+        """For each step, the size of the results before it that it, or a later step up
+        to the peak, reads.
         """
         # a result counts from the step after its own up to its last reader
         change = np.zeros(len(steps) + 1, dtype=np.int64)
@@ -144,7 +147,8 @@ class _Segmented:
         repeated: dict[int, list[Step]] = {}  # by the step that they precede
         drawn: set[Register] = set()  # what is drawn again
         replacement: dict[Register, Register] = {}  # by the register that is dropped
-        for start, stop in list(pairwise(self.cuts))[:-1]:
+        segments = list(pairwise(self.cuts))
+        for start, stop in segments[:-1]:
             dropped = list(self._dropped(start, stop))
             if not dropped:
                 continue
@@ -156,24 +160,43 @@ class _Segmented:
             before += [_again(step, new) for step in steps]
             drawn.update(step.out for step in steps if step.kind in DRAWS)
             replacement |= {register: new[register] for register in dropped}
-        steps = []
-        for step in self.original.steps[: self.peak + 1]:
-            if step.out in drawn:
-                step = replace(step, params={**step.params, REPEATED: True})
-            steps.append(step)
-        for k in range(self.peak + 1, len(self.original.steps)):
-            steps += repeated.get(k, [])
-            steps.append(_renamed(self.original.steps[k], replacement))
-        shorter = replace(self.original, steps=steps)
+        shorter = replace(
+            self.original, steps=self._with_repeats(repeated, drawn, replacement)
+        )
         _mark_first_draws(shorter)
         return shorter
 
+    def _with_repeats(
+        self,
+        repeated: dict[int, list[Step]],
+        drawn: set[Register],
+        replacement: dict[Register, Register],
+    ) -> list[Step]:
+        """All steps of the plan, with repeated ones before the steps that read them.
+
+        `repeated` has these by the position of the step that they precede. Steps up to
+        the peak whose results are in `drawn` are marked, since their numbers are drawn
+        again. Later steps read the `replacement` of a dropped register.
+        """
+        all_steps = self.original.steps
+        steps: list[Step] = []
+        for step in all_steps[: self.peak + 1]:
+            if step.out in drawn:
+                step = replace(step, params={**step.params, REPEATED: True})
+            steps.append(step)
+        for k in range(self.peak + 1, len(all_steps)):
+            steps += repeated.get(k, [])
+            steps.append(_renamed(all_steps[k], replacement))
+        return steps
+
     def _dropped(self, start: int, stop: int) -> Iterator[Register]:
         """The results of a segment that no later one, but the backward pass, reads."""
+        end = len(self.original.steps)  # where the outputs of the plan are read
         for step in self.original.steps[start:stop]:
             readers = self.readers[step.out]
-            reads_later = any(stop <= reader <= self.peak for reader in readers)
-            is_output = readers[-1] == len(self.original.steps)
+            later_segments = range(stop, self.peak + 1)
+            reads_later = any(reader in later_segments for reader in readers)
+            is_output = readers[-1] == end
             if self._waits(step.out) and not reads_later and not is_output:
                 yield step.out
 

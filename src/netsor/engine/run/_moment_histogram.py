@@ -155,15 +155,15 @@ class MomentGrid:
         # the variance in the middle of each cell
         unit = np.exp((row + self.first + 0.5) * self.height)
 
-        tilt = np.zeros_like(unit)
         if self.one_mean:
             tilt = _tilt(up, up2, up3=moments[2], spread=spread)
-        reach = np.sqrt(spread + tilt**2)
-        if self.one_mean:
+            reach = np.sqrt(spread + tilt**2)
             mean = np.full_like(unit, self.centre)
             slope = np.zeros_like(unit)
             residual = np.zeros_like(unit)
         else:
+            tilt = np.zeros_like(unit)
+            reach = np.sqrt(spread + tilt**2)
             mean, slope, residual = self._regression(index, moments, reach, unit)
 
         upper_position = up + tilt + reach
@@ -249,10 +249,14 @@ class BlockMoments(NamedTuple):
 
 def summed(cells: MomentGrid, mean: Floats, var: Floats) -> BlockMoments:
     """The summary of a block of means and variances (replicas,), with numpy."""
-    cell, weights, outside = cells.placed(np, mean, var)
+    cell, weights, is_outside = cells.placed(np, mean, var)
     occupied, index = np.unique(cell, return_inverse=True)
-    sums = np.stack([np.bincount(index, weight, len(occupied)) for weight in weights])
-    return BlockMoments(cells=occupied, sums=sums, mean=mean[outside], var=var[outside])
+    sums = []
+    for weight in weights:
+        sums.append(np.bincount(index, weight, len(occupied)))
+    return BlockMoments(
+        cells=occupied, sums=np.stack(sums), mean=mean[is_outside], var=var[is_outside]
+    )
 
 
 class MomentAccumulator:

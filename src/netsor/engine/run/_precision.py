@@ -271,9 +271,11 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     is_equal = ~(of_mean.is_significant | of_variance.is_significant)
 
     # one draw of each conditional law, with the same normals in both precisions
+    std = np.sqrt(variance)
+    single_std = np.sqrt(single_variance)
     normals = np.random.default_rng(0).standard_normal((len(double), 1))
-    y = mean + np.sqrt(variance) * normals
-    single_y = single_mean + np.sqrt(single_variance) * normals
+    y = mean + std * normals
+    single_y = single_mean + single_std * normals
     single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     gap = np.abs(single_y - y)
     relative_gap = np.where(gap > 0, gap / np.abs(y), 0.0)
@@ -281,7 +283,8 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     crossing, significance = _crossings(y, single_y)
     is_equal &= significance <= SIGNIFICANT
 
-    std_change = (np.sqrt(single_variance) - np.sqrt(variance)) / unit
+    # the Wasserstein-2 distance of Gaussians, in units of the spread
+    std_change = (single_std - std) / unit
     square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
     distance = np.sqrt(square_distance)
     return _Comparison(
@@ -429,31 +432,37 @@ def _check_frequent(
 ) -> None:
     """Reject values whose share of all draws exceeds the share of `points` (sorted,
     from double precision) nearby.
+
+    The comparison before sampling may miss such values because they are rare.
     """
-    # The comparison before sampling may miss such values because they are rare.
+    # several entries of `values` can be equal: add their shares
     values, index, inverse = np.unique(values, return_index=True, return_inverse=True)
     share = np.bincount(inverse, share).astype(float)
+
+    # the points in reach of each value: a few spacings from an atom
     spread = points.std() if len(points) else 0.0
     reach = np.where(is_atom[index], SPACINGS * _spacing(values), MAX_SHIFT * spread)
     start = np.searchsorted(points, values - reach)
     stop = np.searchsorted(points, values + reach, side="right")
-    count = stop - start  # of points in reach
-    noise = SIGNIFICANT * np.sqrt(2.0 * (count + 1))
-    excess = share * draws - count - noise
-    k = int(np.argmax(excess))
-    if excess[k] > 0:
+    nearby = stop - start
+
+    noise = SIGNIFICANT * np.sqrt(2.0 * (nearby + 1))
+    excess = share * draws - nearby - noise
+    worst = int(np.argmax(excess))
+    if excess[worst] > 0:
         raise _inaccurate(
-            f"an output is {values[k]:.3g} in {share[k]:.2g} of its draws, and near it"
-            f" in {count[k] / draws:.2g} of those in double precision"
+            f"an output is {values[worst]:.3g} in {share[worst]:.2g} of its draws, and"
+            f" near it in {nearby[worst] / draws:.2g} of those in double precision"
         )
 
 
 def _means_in_double(plan: Plan, seed: int, draws: int, backend: Backend) -> Floats:
     """Means of some replicas in double precision; NaN for outputs with a variance."""
-    draws = int(min(draws, ATOM_REPLICAS, max(5 * PATIENCE / plan.seconds(1), 2)))
+    affordable_draws = max(5 * PATIENCE / plan.seconds(1), 2)
+    draws = int(min(draws, ATOM_REPLICAS, affordable_draws))
     exact = replace(backend, precision="float64")
-    # no block larger than the draws
-    size = min(exact.chunk(plan, draws), 1 << (draws - 1).bit_length())
+    power_of_two = 1 << (draws - 1).bit_length()  # at least the draws
+    size = min(exact.chunk(plan, draws), power_of_two)
     means = []
     for chunk in chunks(draws, size):
         for mean, columns in exact.sample(plan, seed, chunk, size, Tick()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -46,7 +47,11 @@ class JaxArrays:
     def aligned_change(
         self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
     ) -> Any:
-        """A small change of an input in the direction of a gradient."""
+        """A small change of an input in the direction of a gradient.
+
+        The gradient is that of a random combination of the results. For pointwise
+        operations a random direction does as well. Its size is `STEP` times that of x.
+        """
         result, pullback = jax.vjp(of_input, x)
         (gradient,) = pullback(self._normal_like(result))
         depends_on_x = rms(gradient) > 0
@@ -57,17 +62,24 @@ class JaxArrays:
         return direction * self.ratio(STEP * size, rms(direction))
 
     def _normal_like(self, x: Any) -> Any:
-        """Normal numbers."""
-        count, total = x.size, self.normals.shape[0]
+        """Normal numbers in the shape of x.
+
+        They are the next ones of `normals`, which begin again at their end.
+        """
+        size, available = x.size, len(self.normals)
         numbers = jnp.roll(jnp.asarray(self.normals), -self._used)
-        self._used = (self._used + count) % total
-        repeats = -(-count // total)
-        return jnp.tile(numbers, repeats)[:count].reshape(x.shape).astype(x.dtype)
+        self._used = (self._used + size) % available
+        repeats = math.ceil(size / available)
+        return jnp.tile(numbers, repeats)[:size].reshape(x.shape).astype(x.dtype)
 
 
 def rms(x: Any) -> Any:
-    """The root mean square of the entries that are not 0, and finite."""
-    squares = jnp.square(jnp.asarray(x).astype(jnp.result_type(float))).reshape(-1)
+    """The root mean square of the entries that are not 0, and finite.
+
+    Entries below `SUPPORT` times the largest one count as 0.
+    """
+    entries = jnp.asarray(x).astype(jnp.result_type(float)).reshape(-1)
+    squares = jnp.square(entries)
     squares = jnp.where(jnp.isfinite(squares), squares, 0.0)
     count = (squares > SUPPORT**2 * squares.max()).sum()
     return jnp.sqrt(squares.sum() / jnp.maximum(count, 1))

@@ -11,11 +11,11 @@ import numpy as np
 
 from ..._validate import ArgumentError
 from .._models import Leaves, functions_of, takes_one_sequence
-from .._network import TABLE
+from .._network import TABLE_NAME
 from .._run_loop import cross_entropy
 
 SEQUENCES, TOKENS = 2, 8  # of a random batch
-MADE = (
+MODEL_FUNCTION = (
     "a function of the width that returns a function of a key that makes a model, a"
     " module of Linen, or a pair (init, apply)"
 )
@@ -42,12 +42,15 @@ class Batch:
 
 
 def batch_of(model: Any, batch: Any, seed: int) -> Batch:
-    """The batch that a user gives, or random tokens for a model that takes ids."""
+    """The batch that a user gives, or random tokens for a model that takes ids.
+
+    The target of each random token is the next one.
+    """
     if batch is not None:
         return _given_batch(batch)
     generator = np.random.default_rng(seed)
-    tokens = generator.integers(0, _words(model), (SEQUENCES, TOKENS + 1))
-    tokens = tokens.astype(np.int32)
+    shape = (SEQUENCES, TOKENS + 1)
+    tokens = generator.integers(0, _words(model), shape).astype(np.int32)
     return Batch((tokens[:, :-1],), tokens[:, 1:])
 
 
@@ -75,10 +78,10 @@ def _words(model: Any) -> int:
         example = example[0]
     functions, _ = functions_of(model, (example,))
     if functions.init is None:
-        raise ArgumentError("build", functions.name, MADE)
+        raise ArgumentError("build", functions.name, MODEL_FUNCTION)
     leaves = Leaves.of(jax.eval_shape(functions.init, jax.random.key(0)))
     for name, x in zip(leaves.names, leaves.arrays, strict=True):
-        if len(x.shape) == 2 and TABLE.search(name):
+        if len(x.shape) == 2 and TABLE_NAME.search(name):
             return int(x.shape[0])
     raise ArgumentError(
         "batch",

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from ...maximal_update._file_content import FileContent, pair_text, rule_text, wrapped
+from ...maximal_update._file_content import (
+    FileContent,
+    rule_lines,
+    scale_lines,
+    tuple_lines,
+    wrapped,
+)
 from ...maximal_update._rules import OutputScale, pattern_of
 from ._optimisers import OptaxFamily
 
@@ -206,14 +212,33 @@ USAGE = {
 def source_of(
     content: FileContent, family: OptaxFamily, kind: str, stacked: Mapping[str, int]
 ) -> str:
-    """The text of the file."""
-    ratio = content.reference.ratio
+    """The text of the file.
+
+    `kind` says how a library holds parameters ("linen", "nnx" or "arrays"), and
+    `stacked` has the number of axes of layers of the parameters that have any.
+    """
+    functions = FUNCTIONS.format(
+        reference=content.reference.name,
+        axis=content.reference.axis,
+        over=content.reference.divided,
+        what_scales="" if content.scales else ": they are the same",
+        optimiser=_optimiser(family, DECAYS_STACKED if stacked else DECAYS),
+    )
+    head = "\n".join(_head(content, family, kind))
+    rules = "\n".join(_rules(content, family, stacked))
+    return f"{head}{HELPERS}{rules}\n{functions}"
+
+
+def _head(content: FileContent, family: OptaxFamily, kind: str) -> list[str]:
+    """The docstring of the file and its imports, as lines."""
     argument = "lr=…" if family.code else "tx=…"
     usage = [
-        f"    {line.format(base=content.base_width, argument=argument)}"
-        for line in USAGE[kind]
+        line.format(base=content.base_width, argument=argument) for line in USAGE[kind]
     ]
-    head = [
+    imports = ["import jax", "import jax.numpy as jnp", "import optax"]
+    if family.is_mixed:
+        imports.append("import optax.contrib")
+    return [
         f'"""Maximal updates (µP) of {content.module} with {family.words}, derived by'
         " netsor.",
         "",
@@ -221,66 +246,49 @@ def source_of(
         "",
         "Usage:",
         "",
-        *usage,
+        *(f"    {line}" for line in usage),
         '"""',
         "",
         "from fnmatch import fnmatchcase",
         "from typing import NamedTuple",
         "",
-        "import jax",
-        "import jax.numpy as jnp",
-        "import optax",
-        *(["import optax.contrib"] if family.is_mixed else []),
+        *imports,
         "",
     ]
-    rules = ["", "RULES = {"]
-    rules += [
-        f"    {name!r}: {rule_text(rule)}," for name, rule in content.parameters.items()
-    ]
-    rules += ["}", *_tuple("SCALES", _scale_lines(content.scales))]
+
+
+def _rules(
+    content: FileContent, family: OptaxFamily, stacked: Mapping[str, int]
+) -> list[str]:
+    """The rules and factors of the file, as lines of code."""
+
+    def patterns(scale: OutputScale) -> list[str]:
+        return [pattern_of(name) for name in scale.parameters]
+
+    scales = scale_lines(content.scales, patterns, with_axis=True)
+    lines = ["", *rule_lines(content.parameters), *tuple_lines("SCALES", scales)]
     if family.is_mixed:
-        rules += _tuple("MATRICES", [f"    {x!r}," for x in content.matrices])
+        matrices = [f"    {pattern!r}," for pattern in content.matrices]
+        lines += tuple_lines("MATRICES", matrices)
     if stacked:
-        rules += ["# axes of layers", f"STACKED = {dict(stacked)!r}"]
-    functions = FUNCTIONS.format(
-        reference=content.reference.name,
-        axis=content.reference.axis,
-        over="" if ratio == 1 else f" / {ratio:g}",
-        what_scales="" if content.scales else ": they are the same",
-        optimiser=_optimiser(family, DECAYS_STACKED if stacked else DECAYS),
-    )
-    return "\n".join(head) + HELPERS + "\n".join(rules) + "\n" + functions
+        lines += ["# axes of layers", f"STACKED = {dict(stacked)!r}"]
+    return lines
 
 
 def _optimiser(family: OptaxFamily, decays: str) -> str:
-    """The function that makes the optimiser."""
+    """The function that makes the optimiser, as code."""
     if not family.code:
         return OWN_OPTIMISER
-    body = BODY_OF_MATRICES if family.is_mixed else BODY
-    return OPTIMISER.format(
-        eps_argument="\n    eps=1e-8," if family.has_eps else "",
-        eps_line=EPS_LINE if family.has_eps else "",
-        matrix_argument="\n    matrix_lr=None," if family.is_mixed else "",
-        of_matrices=OF_MATRICES if family.is_mixed else "",
-        key=" {is_matrix}" if family.is_mixed else "",
-        body=body.format(code=family.code),
-        decays=decays,
+    fields = dict.fromkeys(
+        ("eps_argument", "eps_line", "matrix_argument", "of_matrices", "key"), ""
     )
-
-
-def _tuple(name: str, lines: Sequence[str]) -> list[str]:
-    """A tuple as lines of code."""
-    return [f"{name} = (", *lines, ")"] if lines else [f"{name} = ()"]
-
-
-def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
-    """The factors of parameters as code, those of layers by pattern."""
-    lines: dict[str, None] = {}
-    for scale in scales:
-        part = ""
-        if scale.part is not None:
-            part = f", {scale.part.axis}, {scale.part.start!r}, {scale.part.stop!r}"
-        for name in scale.parameters:
-            pattern, power = pattern_of(name), pair_text(scale.power)
-            lines[f"    Scale({pattern!r}, {power}{part}),  # {scale.what}"] = None
-    return list(lines)
+    body = BODY
+    if family.has_eps:
+        fields["eps_argument"] = "\n    eps=1e-8,"
+        fields["eps_line"] = EPS_LINE
+    if family.is_mixed:
+        body = BODY_OF_MATRICES
+        fields["matrix_argument"] = "\n    matrix_lr=None,"
+        fields["of_matrices"] = OF_MATRICES
+        fields["key"] = " {is_matrix}"
+    return OPTIMISER.format(body=body.format(code=family.code), decays=decays, **fields)

@@ -70,24 +70,26 @@ class JaxGraph:
         }
 
     def numbers(self, parameters: Mapping[str, Any]) -> dict[Node, Any]:
-        """The values of the nodes that are parameters."""
-        found = {}
+        """The values of the nodes that are parameters, or layers of one."""
+        values = {}
         for node, name in self.placeholders().items():
-            _, index = node.meta.get("part", (name, ()))
-            found[node] = parameters[name][index] if index else parameters[name]
-        return found
+            _, layer = node.meta.get("part", (name, ()))
+            array = parameters[name]
+            values[node] = array[layer] if layer else array
+        return values
 
     @cached_property
     def _weights(self) -> dict[Node, frozenset[str]]:
-        of_parameters = self.placeholders()
-        names: dict[Node, frozenset[str]] = {}
+        """The parameters that each node depends on."""
+        name_of_parameter = self.placeholders()
+        weights: dict[Node, frozenset[str]] = {}
         for node in self.every_node:
-            if node in of_parameters:
-                names[node] = frozenset({of_parameters[node]})
+            if node in name_of_parameter:
+                weights[node] = frozenset({name_of_parameter[node]})
             else:
-                inputs = (names.get(x, frozenset()) for x in node.all_input_nodes)
-                names[node] = frozenset().union(*inputs)
-        return names
+                of_inputs = [weights.get(x, frozenset()) for x in node.all_input_nodes]
+                weights[node] = frozenset().union(*of_inputs)
+        return weights
 
     def weights(self) -> Mapping[Node, frozenset[str]]:
         """The parameters that each node depends on."""
@@ -134,28 +136,36 @@ class JaxGraph:
     def name_of(node: Node) -> str:
         """The name of the operation in ATen; of an entry of a tuple, that of it."""
         node = _producer(node)
-        if node.target in AT_INDICES and any(x.is_random for x in node.args[1:]):
+        has_random_index = any(x.is_random for x in node.args[1:])
+        if node.target in AT_INDICES and has_random_index:
             return str(node.target)
         return ATEN.get(node.operation, node.operation)
 
     @cached_property
     def _paths(self) -> dict[Node, str]:
-        of_parameters = {
+        """The path of the module that each node is the last one of.
+
+        It is the last node that reads weights of the module directly, without another
+        operation on the inputs of the model in between.
+        """
+        module_of_node = {
             node: module_of(name)
             for node, name in self.graph.parameters.items()
             if self.graph.is_random(node)
         }
-        modules: dict[Node, frozenset[str]] = {}
-        last: dict[str, Node] = {}
+        modules_read: dict[Node, set[str]] = {}
+        last_nodes: dict[str, Node] = {}
         for node in self.every_node:
-            path = of_parameters.get(node)
-            inputs = [x for x in node.all_input_nodes if x not in self._of_inputs]
-            modules[node] = frozenset({path} if path else ()).union(
-                *(modules.get(x, frozenset()) for x in inputs)
-            )
+            modules = set()
+            if module_of_node.get(node):
+                modules.add(module_of_node[node])
+            for x in node.all_input_nodes:
+                if x not in self._of_inputs:
+                    modules |= modules_read.get(x, set())
+            modules_read[node] = modules
             if self.is_call(node) and node in self._of_inputs:
-                last.update(dict.fromkeys(modules[node], node))
-        return {node: path for path, node in last.items()}
+                last_nodes.update(dict.fromkeys(modules, node))
+        return {node: path for path, node in last_nodes.items()}
 
     def path_of(self, node: Node) -> str:
         """The path of the module whose parameters a node uses last, or ""."""
@@ -192,25 +202,31 @@ class JaxGraph:
         self, source: Node, target: Node, values: Mapping[Node, Any], axis: int
     ) -> Part | None:
         """The entries along an axis of a node that a value depends on; None: all."""
-        mask = np.moveaxis(self.mask_of(source, target, values), axis, 0)
-        return part_of_mask(mask.reshape(len(mask), -1).any(axis=1).tolist())
+        mask = self.mask_of(source, target, values)
+        along_axis = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1)
+        return part_of_mask(along_axis.any(axis=1).tolist())
 
     def mask_of(self, source: Node, target: Node, values: Mapping[Node, Any]) -> Any:
-        """Which entries of a node a value depends on."""
+        """Which entries of a node a value depends on.
 
-        def size(x: Any) -> Any:
+        They are those where the gradient of Σ target² is not 0.
+        """
+
+        def sum_of_squares(x: Any) -> Any:
             changed: dict[Node, Any] = {source: x}
             for node in self.every_node:
                 if node.op != "call_function" or node is source:
                     continue
-                if any(y in changed for y in node.all_input_nodes):
-                    near = {y: changed.get(y, values[y]) for y in node.all_input_nodes}
-                    changed[node] = self.apply(node, near)
+                inputs = node.all_input_nodes
+                if any(y in changed for y in inputs):
+                    of_inputs = {y: changed.get(y, values[y]) for y in inputs}
+                    changed[node] = self.apply(node, of_inputs)
                 if node is target:
                     break
             return (changed[target] ** 2).sum()
 
-        return np.asarray(jax.jit(jax.grad(size))(values[source])) != 0
+        gradient = jax.jit(jax.grad(sum_of_squares))(values[source])
+        return np.asarray(gradient) != 0
 
     def with_factors(self, factors: Mapping[Node, float]) -> JaxGraph:
         """The graph in which the values of some nodes are multiplied."""

@@ -34,7 +34,7 @@ from ...maximal_update._rules import (
 )
 from ...maximal_update._scale_places import part_of_mask, writers_of
 from ...maximal_update._subject import Subject
-from ...reader._graph import UnsupportedError
+from ...reader._graph import Node, UnsupportedError
 from .._models import is_pair
 from ._arrays import JaxArrays, rms
 from ._batch import Batch
@@ -76,9 +76,9 @@ class JaxSubject(Subject):
         if (width, depth) not in self.models:
             sizes = self.size(width, depth)
             self.check_takes(sizes)
-            made = model_of(self.build(*sizes), self.batch, self.seed)
-            self.models[(width, depth)] = made
-        return self.models[(width, depth)]
+            model = model_of(self.build(*sizes), self.batch, self.seed)
+            self.models[width, depth] = model
+        return self.models[width, depth]
 
     def shapes(self, width: int, depth: int | None) -> dict[str, Shape]:
         """The shapes of the parameters of a model of this size."""
@@ -94,11 +94,12 @@ class JaxSubject(Subject):
         layers: these do not make a matrix of a vector.
         """
         graph = self.graphs.of(ScalingRule(), (self.base_width, self.base_depth))
-        return {
-            node.meta["part"][0]: len(node.meta["part"][1])
-            for node in graph.placeholders()
-            if "part" in node.meta
-        }
+        axes_of_layers = {}
+        for node in graph.placeholders():
+            if "part" in node.meta:
+                name, layer_index = node.meta["part"]
+                axes_of_layers[name] = len(layer_index)
+        return axes_of_layers
 
     def trained(
         self,
@@ -166,8 +167,8 @@ class JaxGraphs:
         default_factory=dict
     )
     compiled: dict[Any, Any] = field(default_factory=dict)
-    # by paths and parts of factors: the places in the plain graph that have them
-    places: dict[tuple[str, Part | None], set[int]] = field(default_factory=dict)
+    # by paths and parts of factors: the positions in the plain graph that have them
+    positions: dict[tuple[str, Part | None], set[int]] = field(default_factory=dict)
 
     @staticmethod
     def arrays(seed: int) -> JaxArrays:
@@ -183,56 +184,67 @@ class JaxGraphs:
         if size not in self.plain:
             model = self.subject.model(*size)
             self.plain[size] = graph_of(model, self.subject.seed)
-        plain, key = self.plain[size], (size, rule.scales)
+        key = (size, rule.scales)
         if key not in self.known:
-            ratios, factors = self.subject.ratios(*size), {}
-            for scale in rule.scales:
-                for place in self._places(scale):
-                    node = plain.every_node[place]
-                    factors[node] = scale.power.of(*ratios)
+            plain = self.plain[size]
+            factors = self._factors(rule, size)
             self.known[key] = plain.with_factors(factors) if factors else plain
             if factors:
                 self._check_factors(rule, size)
         return self.known[key]
 
-    def _places(self, scale: OutputScale) -> set[int]:
-        """The places of a factor; one of a pattern has those of all layers."""
-        exact = self.places.get((scale.path, scale.part))
+    def _factors(self, rule: ScalingRule, size: Size) -> dict[Node, float]:
+        """The factors of a rule, by the nodes of the plain graph that they multiply."""
+        ratios = self.subject.ratios(*size)
+        nodes = self.plain[size].every_node
+        factors = {}
+        for scale in rule.scales:
+            for position in self._positions(scale):
+                factors[nodes[position]] = scale.power.of(*ratios)
+        return factors
+
+    def _positions(self, scale: OutputScale) -> set[int]:
+        """The positions of a factor; one of a pattern has those of all layers."""
+        exact = self.positions.get((scale.path, scale.part))
         if exact is not None:
             return exact
-        return {
-            place
-            for (path, part), places in self.places.items()
-            if pattern_of(path) == scale.path and part == scale.part
-            for place in places
-        }
+        positions: set[int] = set()
+        for (path, part), of_path in self.positions.items():
+            if pattern_of(path) == scale.path and part == scale.part:
+                positions |= of_path
+        return positions
 
     def _check_factors(self, rule: ScalingRule, size: Size) -> None:
-        """Whether factors of parameters are the same as those of values."""
-        model, ratios = self.subject.model(*size), self.subject.ratios(*size)
+        """Raise an error unless factors of parameters do what factors of values do."""
+        batch, ratios = self.subject.model(*size).batch, self.subject.ratios(*size)
+        scaled_graph, plain_graph = self.known[size, rule.scales], self.plain[size]
         with jax.enable_x64(True):
-            numbers = self.numbers(size, ScalingRule(), [self.subject.seed])
-            numbers = {name: x[0] for name, x in numbers.items()}
-            graph, plain = self.known[(size, rule.scales)], self.plain[size]
-            expected = jax.jit(lambda p: _logits(graph, p, model.batch))(numbers)
-            scaled = scaled_parameters(numbers, rule.scales, ratios)
-            found = jax.jit(lambda p: _logits(plain, p, model.batch))(scaled)
-        if not np.allclose(expected, found, rtol=1e-6, atol=1e-9):
+            parameters = self._of_first_draw(size, ScalingRule())
+            scaled = scaled_parameters(parameters, rule.scales, ratios)
+            expected = jax.jit(lambda p: _logits(scaled_graph, p, batch))(parameters)
+            logits = jax.jit(lambda p: _logits(plain_graph, p, batch))(scaled)
+        if not np.allclose(expected, logits, rtol=1e-6, atol=1e-9):
             raise UnsupportedError(WRITTEN_OUT)
+
+    def _of_first_draw(self, size: Size, rule: ScalingRule) -> Arrays:
+        """The trained parameters of the first initialisation under a rule."""
+        of_draws = self.numbers(size, rule, [self.subject.seed])
+        return {name: x[0] for name, x in of_draws.items()}
 
     def numbers(self, size: Size, rule: ScalingRule, seeds: Sequence[int]) -> Arrays:
         """The trained parameters of some initialisations under a rule, with an axis of
         initialisations, in double precision.
         """
         model, ratios = self.subject.model(*size), self.subject.ratios(*size)
-        leaves = [self._leaves(size, seed) for seed in seeds]
-        found = {}
-        for name, xs in zip(model.leaves.names, zip(*leaves, strict=True), strict=True):
+        of_seeds = [self._leaves(size, seed) for seed in seeds]
+        by_leaf = zip(*of_seeds, strict=True)
+        parameters = {}
+        for name, draws in zip(model.leaves.names, by_leaf, strict=True):
             if name in model.trained:
                 factor = rule.of(name).std.of(*ratios)
-                found[name] = np.stack([np.asarray(x, dtype=float) for x in xs])
-                found[name] *= factor
-        return found
+                arrays = [np.asarray(x, dtype=float) for x in draws]
+                parameters[name] = factor * np.stack(arrays)
+        return parameters
 
     def _leaves(self, size: Size, seed: int) -> list[Any]:
         """The numbers of one initialisation, as people draw them."""
@@ -249,14 +261,14 @@ class JaxGraphs:
         graph, model = self.of(rule, size), self.subject.model(*size)
         key = ("values", size, rule.scales)
         with jax.enable_x64(True):
-            numbers = self.numbers(size, rule, [self.subject.seed])
-            numbers = {name: x[0] for name, x in numbers.items()}
+            parameters = self._of_first_draw(size, rule)
             if key not in self.compiled:
                 self.compiled[key] = jax.jit(
                     lambda p: _all_values(graph, p), compiler_options=QUICK
                 )
-            found = self.compiled[key](numbers)
-        values = {x: found[k] for k, x in enumerate(graph.every_node) if k in found}
+            by_position = self.compiled[key](parameters)
+        nodes = graph.every_node
+        values = {nodes[position]: x for position, x in by_position.items()}
         operations = operations_of(graph, model.batch.words)
         return Network(size, operations, values, model.shapes)
 
@@ -268,69 +280,78 @@ class JaxGraphs:
         rates = {
             name: SMALL_LR * rule.of(name).lr.of(*ratios) for name in network.shapes
         }
-        narrow = tuple(x.is_narrow for x in network.operations.operations)
-        key = ("draw", size, rule.scales, narrow)
+        is_narrow = tuple(x.is_narrow for x in network.operations.operations)
+        key = ("draw", size, rule.scales, is_narrow)
         with jax.enable_x64(True):
             if key not in self.compiled:
                 measurement = _Measurement(subject, network.operations, size)
-                self.compiled[key] = jax.jit(
-                    jax.vmap(measurement.run, in_axes=(0, None, 0)),
-                    compiler_options=QUICK,
-                )
-            numbers = self.numbers(size, rule, seeds)
-            normals = np.stack(
-                [np.random.default_rng(seed).normal(size=NORMALS) for seed in seeds]
-            )
-            found = jax.device_get(self.compiled[key](numbers, rates, normals))
-        return [_of_draw(found, k) for k in range(draws)]
+                of_draws = jax.vmap(measurement.run, in_axes=(0, None, 0))
+                self.compiled[key] = jax.jit(of_draws, compiler_options=QUICK)
+            parameters = self.numbers(size, rule, seeds)
+            generators = [np.random.default_rng(seed) for seed in seeds]
+            normals = np.stack([rng.normal(size=NORMALS) for rng in generators])
+            results = jax.device_get(self.compiled[key](parameters, rates, normals))
+        return [_of_draw(results, k) for k in range(draws)]
 
-    def place_of_scale(self, found: Measurement, index: int) -> Place:
+    def place_of_scale(self, measurement: Measurement, index: int) -> Place:
         """Where a factor of the result of an operation can be put: on the parameters
         that write one of its factors, or a part of their entries.
         """
-        operations = found.operations
+        operations = measurement.operations
         by_index = {x.index: x for x in operations.operations}
         operation = by_index[index]
         if operation.source is not None:
             operation = by_index[operation.source]
         graph = operations.graph
         assert isinstance(graph, JaxGraph)
-        for k in operation.inputs:
-            names = writers_of(by_index, k)
+        for input_index in operation.inputs:
+            names = writers_of(by_index, input_index)
             if not names:
                 continue
-            target = operations.nodes[k]
-            part = self._part(graph, names[0], target, found.values)
-            place = self._position(graph, by_index, k, part)
-            self.places.setdefault((names[0], part), set()).add(place)
-            return Place(names[0], part, names)
+            name, target = names[0], operations.nodes[input_index]
+            part = self._part(graph, name, target, measurement.values)
+            position = self._position(graph, by_index, input_index, part)
+            self.positions.setdefault((name, part), set()).add(position)
+            return Place(name, part, names)
         raise UnsupportedError(WRITTEN_OUT)
 
     def _position(
-        self, graph: JaxGraph, by_index: Mapping[int, Any], k: int, part: Part | None
+        self,
+        graph: JaxGraph,
+        by_index: Mapping[int, Any],
+        index: int,
+        part: Part | None,
     ) -> int:
-        """The place in the plain graph of what is multiplied: all that the parameters
-        write, or the part of it that a value is.
+        """The position in the plain graph of what is multiplied.
+
+        It is all that the parameters write, or the part of it that an operation reads.
         """
-        source = by_index[k].source
-        node = graph.nodes[k if part is not None or source is None else source]
-        plain = self.plain[next(iter(self.plain))]
-        names = {id(x.meta): n for n, x in enumerate(plain.every_node)}
-        return names[id(node.meta)]
+        source = by_index[index].source
+        is_whole = part is None and source is not None
+        node = graph.nodes[source if is_whole else index]
+        plain = next(iter(self.plain.values()))
+        # copies of a node share its `meta`
+        positions = {id(x.meta): k for k, x in enumerate(plain.every_node)}
+        return positions[id(node.meta)]
 
     @staticmethod
     def _part(
         graph: JaxGraph, name: str, target: Any, values: Mapping[Any, Any]
     ) -> Part | None:
-        """The part of a parameter that a value depends on; None: all of it."""
-        nodes = [x for x, each in graph.placeholders().items() if each == name]
+        """The part of a parameter that a value depends on; None: all of it.
+
+        Of a parameter of several layers it is that of the first one that matters.
+        """
+        placeholders = graph.placeholders()
+        nodes = [node for node in placeholders if placeholders[node] == name]
         with jax.enable_x64(True):
             masks = [graph.mask_of(node, target, values) for node in nodes]
         mask = next((x for x in masks if x.any()), masks[0])
-        for axis in range(mask.ndim):
-            along = np.moveaxis(mask, axis, 0).reshape(mask.shape[axis], -1).any(axis=1)
-            if not along.all():
-                part = part_of_mask(along.tolist())
+        for axis, size in enumerate(mask.shape):
+            rows = np.moveaxis(mask, axis, 0).reshape(size, -1)
+            matters = rows.any(axis=1)
+            if not matters.all():
+                part = part_of_mask(matters.tolist())
                 assert part is not None
                 # from the end, where vectors have their axis too
                 return part._replace(axis=axis - mask.ndim if axis else 0)
@@ -341,24 +362,24 @@ def scaled_parameters(
     parameters: Arrays, scales: Sequence[OutputScale], ratios: tuple[float, float]
 ) -> Arrays:
     """The parameters with the factors of a rule."""
-    found = dict(parameters)
+    scaled = dict(parameters)
     for scale in scales:
         factor = scale.power.of(*ratios)
-        names = [x for y in scale.parameters for x in matches(y, parameters)]
-        for name in names:
-            found[name] = _times(found[name], factor, scale.part)
-    return found
+        for pattern in scale.parameters:
+            for name in matches(pattern, parameters):
+                scaled[name] = _times(scaled[name], factor, scale.part)
+    return scaled
 
 
 def _times(x: Any, factor: float, part: Part | None) -> Any:
-    """An array of which a part is multiplied."""
+    """An array of which a part of one axis is multiplied."""
     if part is None:
         return x * factor
-    count = x.shape[part.axis]
-    factors = np.ones(count)
-    factors[round(part.start * count) : round(part.stop * count)] = factor
+    size = x.shape[part.axis]
+    factors = np.ones(size)
+    factors[round(part.start * size) : round(part.stop * size)] = factor
     shape = [1] * x.ndim
-    shape[part.axis] = count
+    shape[part.axis] = size
     return x * factors.reshape(shape)
 
 
@@ -393,10 +414,11 @@ class _Measurement:
     def run(self, parameters: Arrays, rates: Mapping[str, Any], normals: Any) -> Any:
         """The responses, sizes of gradients and standard deviations."""
         after, gradients = self._steps(parameters, rates)
-        arrays = JaxArrays(normals)
-        found = measured(self.operations, parameters, after, self.batch, arrays)
+        result = measured(
+            self.operations, parameters, after, self.batch, JaxArrays(normals)
+        )
+        fields = (result.responses, result.written, result.updates, result.through)
         stds = {name: _std(x) for name, x in parameters.items()}
-        fields = (found.responses, found.written, found.updates, found.through)
         return jax.tree.map(jnp.asarray, (fields, gradients, stds))
 
     def _steps(
@@ -417,8 +439,9 @@ class _Measurement:
         moved = parameters
         for _ in range(STEPS):
             gradients = jax.grad(loss)(moved)
-            for name, x in gradients.items():
-                sizes[name] = jnp.where(sizes[name] == 0, rms(x), sizes[name])
+            for name, gradient in gradients.items():
+                is_first = sizes[name] == 0
+                sizes[name] = jnp.where(is_first, rms(gradient), sizes[name])
             directions, state = optimiser.update(gradients, state, moved)
             moved = {
                 name: x - rates[name] * directions[name] for name, x in moved.items()
@@ -449,9 +472,11 @@ def _std(x: Any) -> Any:
     return jnp.where(is_constant, 0.0, jnp.std(x, ddof=1))
 
 
-def _of_draw(found: Any, k: int) -> Drawn:
-    """What was measured in one of several draws."""
-    (responses, written, updates, through), gradients, stds = found
+def _of_draw(results: Any, k: int) -> Drawn:
+    """What was measured in one of several draws: the results of `run` have an axis of
+    draws.
+    """
+    (responses, written, updates, through), gradients, stds = results
     return Drawn(
         responses=Responses(
             responses={edge: _number(x, k) for edge, x in responses.items()},

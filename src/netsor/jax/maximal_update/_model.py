@@ -13,7 +13,7 @@ from ...reader._laws import Parameter, Parameters
 from .._capture import Variable, captured
 from .._models import Functions, Leaves, batched, functions_of
 from .._run_loop import kind_of, parted
-from ._batch import MADE, Batch, batch_of, logits_in
+from ._batch import MODEL_FUNCTION, Batch, batch_of, logits_in
 from ._graph import JaxGraph, logits_node
 
 Arrays = dict[str, Any]  # parameters by name
@@ -41,13 +41,13 @@ class Model(NamedTuple):
         return {name: tuple(x.shape) for name, x in pairs if name in self.trained}
 
 
-def model_of(made: Any, batch: Any, seed: int) -> Model:
+def model_of(model: Any, batch: Any, seed: int) -> Model:
     """The functions and the parameters of a model."""
-    found = batch_of(made, batch, seed)
-    functions, _ = functions_of(made, found.inputs)
+    model_batch = batch_of(model, batch, seed)
+    functions, _ = functions_of(model, model_batch.inputs)
     if functions.init is None:
-        raise ArgumentError("build", functions.name, MADE)
-    functions = batched(made, functions)
+        raise ArgumentError("build", functions.name, MODEL_FUNCTION)
+    functions = batched(model, functions)
 
     def logits(tree: Any, inputs: Sequence[Any]) -> Any:
         """The logits of a batch."""
@@ -55,8 +55,14 @@ def model_of(made: Any, batch: Any, seed: int) -> Model:
 
     tree = jax.eval_shape(functions.init, jax.random.key(0))
     kind = kind_of(tree)
-    trained = Leaves.of(parted(tree, kind).moving).names
-    return Model(functions, logits, found, Leaves.of(tree), tuple(trained), kind)
+    return Model(
+        functions=functions,
+        apply=logits,
+        batch=model_batch,
+        leaves=Leaves.of(tree),
+        trained=tuple(Leaves.of(parted(tree, kind).moving).names),
+        kind=kind,
+    )
 
 
 def graph_of(model: Model, seed: int) -> JaxGraph:
@@ -69,14 +75,17 @@ def graph_of(model: Model, seed: int) -> JaxGraph:
         return [model.apply(tree, inputs)]
 
     jaxpr = jax.make_jaxpr(logits)(leaves.arrays, batch.inputs)
-    variables, laws, numbers = [], {}, _untrained(model, seed)
+    variables = []
+    laws = {}
+    fixed_numbers = _untrained(model, seed)
     for name, x in zip(leaves.names, leaves.arrays, strict=True):
         is_key = bool(jnp.issubdtype(x.dtype, jax.dtypes.prng_key))
         variables.append(Variable(name, x, is_key=is_key))
+        shape = tuple(x.shape)
         if name in model.trained:
-            laws[name] = Parameter(name, tuple(x.shape), "unknown")
+            laws[name] = Parameter(name, shape, "unknown")
         elif not is_key:
-            laws[name] = Parameter(name, tuple(x.shape), "fixed", value=numbers[name])
+            laws[name] = Parameter(name, shape, "fixed", value=fixed_numbers[name])
     variables += [Variable("", x) for x in jax.tree.leaves(batch.inputs)]
     with jax.enable_x64(False):  # known numbers have the types of the jaxpr
         graph = captured(

@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from ...maximal_update._rules import ScalingRule, matches
+from ...maximal_update._subject import TrainingRun
 from .._models import Leaves, name_of_path
 from .._run_loop import joined, norm, parted
 from ._arrays import rms
@@ -81,30 +82,24 @@ class JaxTraining:
         largest = float("inf") if clip_norm is None else clip_norm
         return self._compiled("step", width)(state, lr, largest)  # type: ignore[no-any-return]
 
-    def loss_after(
-        self,
-        width: int,
-        lr: float,
-        draw: int,
-        factors: Sequence[float],
-        clip_norm: float | None,
-    ) -> float:
-        """The loss after some steps, whose learning rates have factors."""
-        state = self.start(width, lr, draw)
-        for factor in factors:
-            state = self.step(width, state, factor * lr, clip_norm)
-        return float(self._compiled("loss", width)(state))
+    def loss_after(self, run: TrainingRun) -> float:
+        """The loss after the steps of a run."""
+        state = self.start(run.width, run.lr, run.draw)
+        for factor in run.factors:
+            state = self.step(run.width, state, factor * run.lr, run.clip_norm)
+        return float(self._compiled("loss", run.width)(state))
 
     def changes(
         self, size: tuple[int, ...], lr: float, draw: int, steps: int
     ) -> Mapping[str, float]:
         """How much some steps change the outputs of all modules."""
         (width,) = size
-        before = state = self.start(width, lr, draw)
+        before = self.start(width, lr, draw)
+        after = before
         for _ in range(steps):
-            state = self.step(width, state, lr)
-        found = self._compiled("changes", width)(before, state)
-        return {path: float(x) for path, x in found.items()}
+            after = self.step(width, after, lr)
+        changes = self._compiled("changes", width)(before, after)
+        return {path: float(x) for path, x in changes.items()}
 
     def _compiled(self, name: str, width: int) -> Any:
         """A function of a model of this width, compiled once."""
@@ -143,13 +138,14 @@ class _Runs:
     def _optimiser(self, moving: Any, lr: Any) -> Any:
         """The optimiser with a learning rate."""
         optax, subject = optax_library(), self.training.subject
-        if subject.make is not None:
-            tx = subject.make
-            if self.training.functions is not None:
-                tx = self.training.functions.optimiser(moving, tx, self.base)
-            return optax.chain(tx, optax.scale(lr))
-        if self.training.functions is not None:
-            return self.training.functions.optimiser(moving, lr, self.base)
+        emitted = self.training.functions
+        if subject.make is not None:  # the updates of the user have their own rates
+            transformation = subject.make
+            if emitted is not None:
+                transformation = emitted.optimiser(moving, transformation, self.base)
+            return optax.chain(transformation, optax.scale(lr))
+        if emitted is not None:
+            return emitted.optimiser(moving, lr, self.base)
         matrices = subject.matrices(self.width, subject.base_depth)
 
         def label(path: Any, x: Any) -> str:
@@ -167,15 +163,14 @@ class _Runs:
         return self.model.batch.loss(self.model.apply(tree, self.model.batch.inputs))
 
     def step(self, state: State, lr: Any, largest: Any) -> State:
-        """One step, with gradients of at most this norm."""
+        """One step, with gradients of at most the norm `largest`."""
         optax = optax_library()
         gradients = jax.grad(self._loss)(state.moving, state.rest)
         size = norm(gradients)
         scale = jnp.where(size > largest, largest / size, 1.0)
         gradients = jax.tree.map(lambda x: x * scale.astype(x.dtype), gradients)
-        updates, after = self._optimiser(state.moving, lr).update(
-            gradients, state.optimiser, state.moving
-        )
+        optimiser = self._optimiser(state.moving, lr)
+        updates, after = optimiser.update(gradients, state.optimiser, state.moving)
         return State(optax.apply_updates(state.moving, updates), state.rest, after)
 
     def loss(self, state: State) -> Any:
@@ -193,20 +188,24 @@ class _Runs:
         return graph
 
     def changes(self, before: State, after: State) -> dict[str, Any]:
-        """How much the outputs of all modules differ."""
-        first, second = self._numbers(before), self._numbers(after)
+        """How much the outputs of all modules differ: root mean squares, by path."""
+        parameters_before = self._parameters(before)
+        parameters_after = self._parameters(after)
         graph, batch = self.graph, self.model.batch
-        old, new = graph.values(first, batch), graph.values(second, batch)
-        names = [x for y in self.training.free for x in matches(y, first)]
-        free = {module_of(name) for name in names}
-        found = {}
+        values_before = graph.values(parameters_before, batch)
+        values_after = graph.values(parameters_after, batch)
+        free_modules: set[str] = set()
+        for pattern in self.training.free:
+            free_modules.update(map(module_of, matches(pattern, parameters_before)))
+        changes = {}
         for path, node in graph.outputs().items():
-            start = old[node]
-            if path in free:
-                start = self._with_weights_of(path, node, old, new)
-            found[path] = rms(self._counted(new[node] - start, node))
-        found[LOGITS] = rms(self._counted(new[graph.logits] - old[graph.logits], None))
-        return found
+            start = values_before[node]
+            if path in free_modules:
+                start = self._with_weights_of(path, node, values_before, values_after)
+            changes[path] = rms(self._counted(values_after[node] - start, node))
+        of_logits = values_after[graph.logits] - values_before[graph.logits]
+        changes[LOGITS] = rms(self._counted(of_logits, None))
+        return changes
 
     def _counted(self, x: Any, node: Any) -> Any:
         """The entries that count: of logits, those of words in the batch."""
@@ -215,25 +214,29 @@ class _Runs:
             return x[..., list(self.model.batch.words)]
         return x
 
-    def _numbers(self, state: State) -> dict[str, Any]:
+    def _parameters(self, state: State) -> dict[str, Any]:
         """The parameters by name."""
         leaves = Leaves.of(state.moving)
         return dict(zip(leaves.names, leaves.arrays, strict=True))
 
     def _with_weights_of(
-        self, path: str, end: Any, old: Mapping[Any, Any], new: Mapping[Any, Any]
+        self, path: str, end: Any, before: Mapping[Any, Any], after: Mapping[Any, Any]
     ) -> Any:
-        """The output of a module with its weights of before and its inputs of after."""
-        graph, changed = self.graph, dict[Any, Any]()
-        of_inputs = graph.of_inputs()
+        """The output of a module with its weights of before and its inputs of after.
+
+        `before` and `after` are the values of all nodes, and `end` is the node of the
+        output. Only nodes that depend on these weights are computed again.
+        """
+        graph = self.graph
+        assert end in graph.of_inputs()
+        changed: dict[Any, Any] = {}
         for node, name in graph.graph.parameters.items():
             if module_of(name) == path:
-                changed[node] = old[node]
+                changed[node] = before[node]
         for node in graph.every_node:
             if graph.is_call(node) and any(x in changed for x in node.all_input_nodes):
-                near = {x: changed.get(x, new[x]) for x in node.all_input_nodes}
-                changed[node] = graph.apply(node, near)
+                inputs = {x: changed.get(x, after[x]) for x in node.all_input_nodes}
+                changed[node] = graph.apply(node, inputs)
             if node is end:
                 break
-        assert end in of_inputs
         return changed[end]

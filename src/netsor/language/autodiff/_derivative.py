@@ -64,15 +64,18 @@ def width_ratio(over: tuple[Width, ...], under: tuple[Width, ...]) -> Scalar | f
     numerator = math.prod(float(width.factor) for width in over)
     denominator = math.prod(float(width.factor) for width in under)
     number = math.sqrt(numerator / denominator)
-    top = Counter(width.name for width in over if width.name is not None)
-    bottom = Counter(width.name for width in under if width.name is not None)
-    if top == bottom:
+    symbols_over = Counter(width.name for width in over if width.name is not None)
+    symbols_under = Counter(width.name for width in under if width.name is not None)
+    if symbols_over == symbols_under:
         return number
-    symbols = ops.Root(
-        over=tuple(map(Width, (top - bottom).elements())),
-        under=tuple(map(Width, (bottom - top).elements())),
+    # the symbols that do not cancel
+    remaining_over = (symbols_over - symbols_under).elements()
+    remaining_under = (symbols_under - symbols_over).elements()
+    ratio = ops.Root(
+        over=tuple([Width(name) for name in remaining_over]),
+        under=tuple([Width(name) for name in remaining_under]),
     )
-    root: Scalar = scale(number, Scalar(symbols, ()))
+    root: Scalar = scale(number, Scalar(ratio, ()))
     return root
 
 
@@ -81,7 +84,7 @@ def scale(c: Scalar | float, x: Any) -> Any:
     return x if isinstance(c, float) and c == 1.0 else c * x
 
 
-def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
+def inner_products(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs, (…, i, j), in each of the given units."""
     products: Units = {}
     for unit in units:
@@ -95,8 +98,9 @@ def inner(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
 
 def along(d: Vector, x: Vector, units: tuple[Unit, ...]) -> Units:
     """n^(−1/2) ⟨δ_i, x_i⟩ for matching vectors, in each of the given units."""
-    pairs = inner(d[..., None], x[..., None], units)
-    return {unit: p[..., 0, 0] for unit, p in pairs.items()}
+    # each vector alone along the last axis, so that there is one product for it
+    pairs = inner_products(d[..., None], x[..., None], units)
+    return {unit: products[..., 0, 0] for unit, products in pairs.items()}
 
 
 def _matmul(op: ops.Acting, result: Vector, d: Vector, wants: Wants) -> Cotangents:
@@ -153,9 +157,11 @@ def _dot(op: ops.Dot, result: Scalar, d: Units, wants: Wants) -> Cotangents:
 
 def _mixed(a: Scalar, x: Vector) -> Vector:
     """Σ_j a_ij x_j; x itself, if it is a single vector times the number 1."""
-    is_number = isinstance(a.op, ops.Constant) and a.shape[-2:] == (1, 1)
-    if is_number and a.ndim - 1 <= x.ndim and (a.op.numbers == 1).all():  # type: ignore[attr-defined]
-        return x
+    if isinstance(a.op, ops.Constant):
+        is_one = a.shape[-2:] == (1, 1) and (a.op.numbers == 1).all()
+        adds_no_axes = a.ndim - 1 <= x.ndim
+        if is_one and adds_no_axes:
+            return x
     return mix(a, x)
 
 
@@ -374,9 +380,9 @@ class Backward:
         """n^(−1/2) ⟨δ_i, x_i⟩, in the units of input k."""
         return along(d, x, self.wants(k))
 
-    def inner(self, d: Vector, x: Vector, k: int) -> Units:
+    def inner_products(self, d: Vector, x: Vector, k: int) -> Units:
         """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs, in the units of input k."""
-        return inner(d, x, self.wants(k))
+        return inner_products(d, x, self.wants(k))
 
 
 # Rules that need other functions of the language, `rule(op, result, d, wants)`. All

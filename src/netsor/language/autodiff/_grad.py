@@ -98,12 +98,8 @@ class Reverse:
         # units in which the cotangent of each value is needed; none if no leaf and no
         # chosen matrix depends on it
         self._units: dict[Value, tuple[Unit, ...]] = {}
-        for value in self.values:
-            self._units[value] = ()
-            if self._reaches_parameter(value):
-                self._on_path.add(value)
-            if value in self._on_path or value in self.leaves:
-                self._units[value] = tuple(self._possible_units(value))
+        for value in self.values:  # forward, since a value has units of its inputs
+            self._find_path_and_units(value)
         # the terms of the cotangent of each value in each unit
         self._contributions: defaultdict[tuple[Value, Unit], list[Contribution]] = (
             defaultdict(list)
@@ -114,6 +110,16 @@ class Reverse:
             self._add_seed(p, weights, unit)
         for value in reversed(self.values):
             self._propagate(value)
+
+    def _find_path_and_units(self, value: Value) -> None:
+        """Find out whether a leaf or a chosen matrix depends on the cotangent of a
+        value, and in which units it is needed.
+        """
+        self._units[value] = ()
+        if self._reaches_parameter(value):
+            self._on_path.add(value)
+        if value in self._on_path or value in self.leaves:
+            self._units[value] = tuple(self._possible_units(value))
 
     def _add_seed(self, p: Value, weights: Any, unit: Unit | EllipsisType) -> None:
         """Begin with the cotangent `weights` of a seed p, in its units that count.
@@ -270,7 +276,10 @@ class Reverse:
 def _split_join(
     lengths: Sequence[int], d: dict[Unit, Any]
 ) -> list[tuple[int, dict[Unit, Any]]]:
-    """The cotangent of a Join, split along its inputs of these lengths."""
+    """The cotangent d of a Join by unit, split along its inputs of these lengths.
+
+    Returns pairs of the number of an input and its cotangent by unit.
+    """
     cotangents = []
     start = 0
     for k, length in enumerate(lengths):
@@ -292,9 +301,10 @@ def _box_of(value: Value, terms_by_unit: Mapping[Unit, Sequence[Contribution]]) 
     """The smallest box with all entries of a value that have contributions."""
     positions = []
     for terms in terms_by_unit.values():
-        if any(has_every_position(term.positions, value.shape) for term in terms):
-            return whole_box(value.shape)
-        positions += [term.positions.ravel() for term in terms]
+        for term in terms:
+            if has_every_position(term.positions, value.shape):
+                return whole_box(value.shape)
+            positions.append(term.positions.ravel())
     return smallest_box(np.concatenate(positions), value.shape)
 
 

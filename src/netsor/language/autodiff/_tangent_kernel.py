@@ -226,19 +226,21 @@ def _terms_of_members(
     terms: Mapping[Version, Sequence[Term]], members: Mapping[Source, Container[int]]
 ) -> dict[Version, list[Term]]:
     """The terms that belong to these matrices of each batch."""
-    chosen: dict[Version, list[Term]] = {}
-    for version, of_version in terms.items():
-        wanted = members.get(version[0], ())
-        kept: list[Term] = []
-        for term in of_version:
-            places = [k for k, member in enumerate(term.members) if member in wanted]
-            if len(places) == len(term.members):
-                kept.append(term)
+    selected: dict[Version, list[Term]] = {}
+    for version, version_terms in terms.items():
+        source, _ = version
+        selected_members = members.get(source, ())
+        for term in version_terms:
+            positions = [
+                k for k, member in enumerate(term.members) if member in selected_members
+            ]
+            if len(positions) == len(term.members):
+                of_members = [term]
             else:
-                kept += [alone(term, k) for k in places]
-        if kept:
-            chosen[version] = kept
-    return chosen
+                of_members = [alone(term, k) for k in positions]
+            if of_members:
+                selected.setdefault(version, []).extend(of_members)
+    return selected
 
 
 class _OutputGradients(NamedTuple):
@@ -253,8 +255,9 @@ def _gradients_of_outputs(p: Scalar, chosen: Parameters) -> _OutputGradients:
     """The gradient of each entry of p by the chosen parameters."""
     terms: dict[Version, list[Term]] = {}
     leaves: list[dict[Value, Value]] = []
+    entries = p.reshape(-1)
     for output in range(p.size):
-        entry = p.reshape(-1)[output] if p.shape else p
+        entry = entries[output] if p.shape else p
         seed = entry, constant(np.ones(()))
         reverse = Reverse([seed], chosen.leaves, chosen.counts)
         for use in reverse.uses:
@@ -287,18 +290,33 @@ def _products(
         if q_terms is not None:
             q_terms = _one_matrix_each(q_terms)
     for members in dict.fromkeys(term.members for term in p_terms):
-        p_side = [term for term in p_terms if term.members == members]
-        p_left, p_right = _joined_factors(p_side, standard)
+        p_side = _side(p_terms, members, standard)
         q_side = p_side
-        q_left = p_left
-        q_right = p_right
         if q_terms is not None:
-            q_side = [term for term in q_terms if term.members == members]
-            if not q_side:
-                continue
-            q_left, q_right = _joined_factors(q_side, standard)
-        gram = mean_dot(p_left, q_left) * mean_dot(p_right, q_right)
-        yield _TermProducts(p_side, q_side, gram)
+            q_side = _side(q_terms, members, standard)
+        if p_side is not None and q_side is not None:
+            left_gram = mean_dot(p_side.left, q_side.left)
+            right_gram = mean_dot(p_side.right, q_side.right)
+            yield _TermProducts(p_side.terms, q_side.terms, left_gram * right_gram)
+
+
+class _Side(NamedTuple):
+    """The terms of one side of a kernel that belong to the same matrices."""
+
+    terms: list[Term]
+    left: Vector  # the l of all terms, (matrices, K)
+    right: Vector  # the r of all terms
+
+
+def _side(
+    terms: Sequence[Term], members: tuple[int, ...], standard: bool
+) -> _Side | None:
+    """The terms of these matrices, with their vectors; None if there are none."""
+    of_members = [term for term in terms if term.members == members]
+    if not of_members:
+        return None
+    left, right = _joined_factors(of_members, standard)
+    return _Side(of_members, left, right)
 
 
 def _one_matrix_each(terms: Sequence[Term]) -> list[Term]:
@@ -358,11 +376,15 @@ def _leaf_kernel(
 
 
 def pooled(vectors: Sequence[Vector]) -> Vector:
-    """Join the vectors of several uses, (matrices, K), along K."""
+    """Join the vectors of several uses, (matrices, K), along K.
+
+    A use of shape (1, K) has the same vectors for all matrices.
+    """
     if len(vectors) == 1:
         return vectors[0]
     matrices = max(x.shape[0] for x in vectors)
-    return join([x.broadcast_to((matrices, x.shape[1])) for x in vectors], axis=1)
+    for_each_matrix = [x.broadcast_to((matrices, x.shape[1])) for x in vectors]
+    return join(for_each_matrix, axis=1)
 
 
 class Gradients(NamedTuple):
@@ -459,13 +481,14 @@ def clipped(gradient: Gradients, max_norm: float) -> Gradients:
             squares.append(product.gram.sum())
     for leaf, cotangents in gradient.leaves.items():
         squares.append(_squared_norm(leaf, cotangents))
+    total = reduce(operator.add, squares)
     f = Function("clip_norm", partial(_clip_factor, max_norm=max_norm), lipschitz=True)
-    factor = applied(f, (reduce(operator.add, squares),), ())
+    factor = applied(f, (total,), ())
+
     terms: dict[Source, list[Term]] = {}
     for source, matrix_terms in gradient.terms.items():
-        terms[source] = [
-            replace(term, left=factor * term.left) for term in matrix_terms
-        ]
+        scaled = [replace(term, left=factor * term.left) for term in matrix_terms]
+        terms[source] = scaled
     leaves: dict[Value, list[tuple[str | None, Any]]] = {}
     for leaf, cotangents in gradient.leaves.items():
         leaves[leaf] = [(unit, factor * d) for unit, d in cotangents]

@@ -424,12 +424,12 @@ class GradientTerm:
     unit: str | None  # the name of a width; None for 1
 
     def size(self, widths: Mapping[str, float]) -> float:
-        """The factor of l r^T in G."""
+        """The factor of l r^T in G, √(in/(fan · out · unit))."""
+        in_width = self.used.drawn.in_width.bind(widths)
         fan = self.used.fan.bind(widths)
         out_width = self.used.out_width.bind(widths)
-        columns = self.used.drawn.in_width.bind(widths)
         unit = 1 if self.unit is None else widths[self.unit]
-        return float((columns / fan / out_width / unit) ** 0.5)
+        return float((in_width / fan / out_width / unit) ** 0.5)
 
 
 class SteppedMatMul(Acting):

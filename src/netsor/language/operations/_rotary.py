@@ -117,16 +117,16 @@ class Rotate(Entrywise):
         x = samples[self.x]  # (replicas, …, tokens, width)
         angles = self.angles(x.shape[-1])
         rotated_coordinates = np.arange(2 * angles.shape[-1])
-        # the first and the second coordinates of all pairs
+        # the coordinates that are real parts, and those that are imaginary parts
         if self.interleaved:
-            first, second = rotated_coordinates.reshape(-1, 2).T
+            real, imaginary = rotated_coordinates.reshape(-1, 2).T
         else:
-            first, second = rotated_coordinates.reshape(2, -1)
-        pairs = x[..., first] + 1j * x[..., second]
+            real, imaginary = rotated_coordinates.reshape(2, -1)
+        pairs = x[..., real] + 1j * x[..., imaginary]
         turned = pairs * np.exp(1j * angles)
         rotated: Floats = x.copy()
-        rotated[..., first] = turned.real
-        rotated[..., second] = turned.imag
+        rotated[..., real] = turned.real
+        rotated[..., imaginary] = turned.imag
         return rotated
 
     def lower(self, value: Value, lowering: Lowering) -> Register:

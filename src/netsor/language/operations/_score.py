@@ -64,13 +64,17 @@ def mean_dot(x: Vector, y: Vector) -> Scalar:
 def _dot(x: Vector, y: Vector, power: float, operation: str) -> Scalar:
     """n^(−power) ⟨x_i, y_j⟩ for all pairs along the last axes."""
     same_width(operation, as_vector(x, operation), as_vector(y, operation))
-    if y.ndim == 0:
-        return _dot(x, y[None], power, operation)[..., 0]
-    if x.ndim == 0:
-        return _dot(x[None], y, power, operation)[..., 0, :]
+    if y.ndim == 0:  # add an axis for j, and remove it from the result
+        with_axis_j = _dot(x, y[None], power, operation)
+        return with_axis_j[..., 0]
+    if x.ndim == 0:  # the same for i
+        with_axis_i = _dot(x[None], y, power, operation)
+        return with_axis_i[..., 0, :]
+    *batch_of_x, i = x.shape
+    *batch_of_y, j = y.shape
     problem = f"shapes {x.shape} and {y.shape} do not align before their last axes"
-    batch = broadcast_shapes(operation, problem, x.shape[:-1], y.shape[:-1])
-    return Scalar(Dot(x, y, power), (*batch, x.shape[-1], y.shape[-1]))
+    batch = broadcast_shapes(operation, problem, tuple(batch_of_x), tuple(batch_of_y))
+    return Scalar(Dot(x, y, power), (*batch, i, j))
 
 
 def concat(x: Vector, axis: int = 0) -> Vector:
@@ -170,12 +174,13 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     (5,)
     """
     arrays, axis = _aligned(values, axis, "join")
-    # the operation joins along the first axis
-    order = list(range(arrays[0].ndim))
-    order.insert(0, order.pop(axis))
-    moved = tuple(array.transpose(*order) for array in arrays)
+    # the operation joins along the first axis: move the axis there, and back
+    other_axes = [k for k in range(arrays[0].ndim) if k != axis]
+    order = [axis, *other_axes]
+    moved = tuple([array.transpose(*order) for array in arrays])
     length = sum(array.shape[0] for array in moved)
-    joined = moved[0]._like(Join(moved), (length, *moved[0].shape[1:]))
+    other_lengths = moved[0].shape[1:]
+    joined = moved[0]._like(Join(moved), (length, *other_lengths))
     inverse_order = np.argsort(order).tolist()
     return joined.transpose(*inverse_order)
 
@@ -243,11 +248,16 @@ def _aligned(
 
 def _agree_outside_axis(shapes: Sequence[tuple[int, ...]], axis: int) -> bool:
     """Whether shapes differ at most along one axis, which the first of them has."""
-    ndim = len(shapes[0])
-    if any(len(shape) != ndim for shape in shapes):
-        return False
-    other_axes = {(shape[:axis], shape[axis + 1 :]) for shape in shapes}
-    return len(other_axes) == 1
+    first_shape = shapes[0]
+    for shape in shapes[1:]:
+        if len(shape) != len(first_shape):
+            return False
+        for k, (length, first_length) in enumerate(
+            zip(shape, first_shape, strict=True)
+        ):
+            if k != axis and length != first_length:
+                return False
+    return True
 
 
 class Pool(Operation):

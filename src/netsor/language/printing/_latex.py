@@ -308,18 +308,8 @@ class Writer:
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
                     rf" {ranges}"
                 ]
-            case ops.Gaussian(mean=mean, factor=factor) if isinstance(value, Vector):
-                space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
-                if not factor.any():
-                    centre, definition = tex.constant_vectors(mean, i)
-                    return [
-                        rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
-                        rf" {ranges}{definition}"
-                    ]
-                return [
-                    rf"{space} \text{{ with independent coordinates }}"
-                    rf" {tex.gaussian_law(mean, factor)} {ranges}"
-                ]
+            case ops.Gaussian() if isinstance(value, Vector):
+                return [self._initial_vectors(op, value, i, ranges)]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {ranges}"]
             case ops.Hyperparameter(name=symbol):
@@ -335,6 +325,21 @@ class Writer:
         if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
+
+    def _initial_vectors(
+        self, op: ops.Gaussian, value: Vector, i: Indices, ranges: str
+    ) -> str:
+        """The line of initial vectors: their space, and their law or their value."""
+        name = self.ref(value, i)
+        space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
+        if not op.factor.any():  # multiples of (1, …, 1)
+            centre, definition = tex.constant_vectors(op.mean, i)
+            return (
+                rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
+                rf" {ranges}{definition}"
+            )
+        law = tex.gaussian_law(op.mean, op.factor)
+        return rf"{space} \text{{ with independent coordinates }} {law} {ranges}"
 
     def positions(self, op: ops.Take) -> str:
         """The name π_k of the positions that an index selects.
@@ -411,8 +416,8 @@ class Writer:
         while count_before < len(self.needed):
             count_before = len(self.needed)
             defined = [value for value in self.values if value in self.needed]
-            inner = [value for value in defined if value not in outputs]
-            lines = list(chain.from_iterable(map(self.limit, inner)))
+            not_returned = [value for value in defined if value not in outputs]
+            lines = list(chain.from_iterable(map(self.limit, not_returned)))
             lines += self.shared(defined)
         if not laws:
             return lines
@@ -621,8 +626,8 @@ class Writer:
         same = self.same(op.weight, i=member, other=other_op.weight, j=other_member)
         x_entry = tex.read_indices(value, i)[0]
         y_entry = tex.read_indices(other, j)[0]
-        inner = self.product(op.x, x_entry, other_op.x, y_entry, used)
-        return inner.times(tex.variance(op.weight), same)
+        expectation = self.product(op.x, x_entry, other_op.x, y_entry, used)
+        return expectation.times(tex.variance(op.weight), same)
 
     def expanded(
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
@@ -648,8 +653,8 @@ class Writer:
                 return _Sum((), (), self.expectation(x, i, y, j))
             y = terms.vector
             j = terms.entry
-        inner = self.expanded(x, i, y, j, (*used, *terms.over))
-        return inner.times(terms.factor, over=terms.over)
+        expectation = self.expanded(x, i, y, j, (*used, *terms.over))
+        return expectation.times(terms.factor, over=terms.over)
 
     def _have_one_matrix(self, x: Vector, y: Vector) -> bool:
         """Whether both are products with one weight, which only acts one way."""
@@ -671,10 +676,10 @@ class Writer:
         entry = tex.read_indices(x, i, k)[0]
         other_entry = tex.read_indices(x, j, k)[0]
         # in the full style the part has its own line
-        inner = self.product(op.x, entry, op.x, other_entry, (*used, k))
+        expectation = self.product(op.x, entry, op.x, other_entry, (*used, k))
         if count == 1:
-            return inner
-        return inner.times(rf"\frac{{1}}{{{count}}}", over=(k,))
+            return expectation
+        return expectation.times(rf"\frac{{1}}{{{count}}}", over=(k,))
 
     def _combination(
         self, value: Vector, i: Indices, letter: str | None

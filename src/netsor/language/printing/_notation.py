@@ -75,19 +75,23 @@ def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> Progr
             kind = value.op.kind or type(value.op).__name__.lower()
             rows.append((equation, kind, _shape_text(value)))
 
-    head = f"program {name}"
-    symbols = [str(width.name) for width in widths_of(values) if width.name is not None]
-    if symbols:
-        head += f", widths {', '.join(dict.fromkeys(symbols))}"
-
     references = [_reference(value, names) for value in results]
     returned = references[: len(outputs)]
-    watched = references[len(outputs) :]
-    last = []
-    for probe, reference in zip(probes, watched, strict=True):
-        last.append(f"probe {probe.name}: {reference}")
-    last.append(f"return {', '.join(returned)}")
-    return ProgramText(head, rows, "\n".join(last))
+    probed_references = references[len(outputs) :]
+    last_lines = []
+    for probe, reference in zip(probes, probed_references, strict=True):
+        last_lines.append(f"probe {probe.name}: {reference}")
+    last_lines.append(f"return {', '.join(returned)}")
+    return ProgramText(_head(name, values), rows, "\n".join(last_lines))
+
+
+def _head(name: str, values: Sequence[Value]) -> str:
+    """The first line of the text of a program: its name and its symbols of widths."""
+    widths = [width for width in widths_of(values) if width.name is not None]
+    symbols = dict.fromkeys(str(width.name) for width in widths)
+    if not symbols:
+        return f"program {name}"
+    return f"program {name}, widths {', '.join(symbols)}"
 
 
 def _weight_law(weight: Weight) -> str:

@@ -91,38 +91,21 @@ class Expansion:
         The key matrix · total + x is W x, where x is a number of the vector from 1 to
         total − 1, or 0 for (1, …, 1). Vectors without a matrix have the matrix −1.
         """
+        numbers = _numbers_of_vectors(vectors)
+        matrices = _MatrixNumbers()
         tables: dict[Value, Table] = {}
-        # number of the first matrix of a weight, or of E_0 of an initial vector
-        first_number: dict[Source, int] = {}
-        # a number per vector, unchanged by indexing and stacking
-        numbers: dict[Value, Ints] = {}
-        count = 1
-        matrices = 0
         for value in vectors:
-            numbers[value] = count + np.arange(value.size).reshape(value.shape)
-            count += value.size
-            match value.op:
-                case Take(x=x, flat=flat):
-                    numbers[value] = numbers[x].ravel()[flat]
-                case Join(parts=parts):
-                    numbers[value] = np.concatenate([numbers[part] for part in parts])
             if value in self.combinations:
                 continue
             match value.op:
-                case Gaussian(source=source, factor=factor):
-                    if source not in first_number:
-                        first_number[source] = matrices
-                        matrices += factor.shape[-1]
-                    tables[value] = _initial_vectors(
-                        value.op, first_number[source], total
-                    )
+                case Gaussian(source=source, factor=factor) as op:
+                    first = matrices.first_of(source, count=factor.shape[-1])
+                    tables[value] = _initial_vectors(op, first, total)
                 case MatMul(weight=weight, x=x) if weight.source not in self.transposed:
-                    if weight.source not in first_number:
-                        first_number[weight.source] = matrices
-                        matrices += weight.count
+                    first = matrices.first_of(weight.source, count=weight.count)
                     further_axes = (1,) * (value.ndim - len(weight.batch))
                     members = weight.members.reshape(weight.batch + further_axes)
-                    matrix = first_number[weight.source] + members
+                    matrix = first + members
                     keys = matrix * total + np.broadcast_to(numbers[x], value.shape)
                     nonzero: Any = np.full(value.shape, weight.std > 0)
                     tables[value] = _single_columns(keys, nonzero)
@@ -148,6 +131,38 @@ class Expansion:
         result = scipy.sparse.csr_array(total)
         result.eliminate_zeros()
         return result
+
+
+def _numbers_of_vectors(vectors: Sequence[Vector]) -> dict[Value, Ints]:
+    """A number from 1 on for each vector, unchanged by indexing and stacking."""
+    numbers: dict[Value, Ints] = {}
+    next_number = 1
+    for value in vectors:
+        match value.op:
+            case Take(x=x, flat=flat):
+                numbers[value] = numbers[x].ravel()[flat]
+            case Join(parts=joined):
+                numbers[value] = np.concatenate([numbers[x] for x in joined])
+            case _:
+                new = next_number + np.arange(value.size)
+                numbers[value] = new.reshape(value.shape)
+        next_number += value.size
+    return numbers
+
+
+class _MatrixNumbers:
+    """Numbers for matrices of weights, and for vectors E_k of initial vectors."""
+
+    def __init__(self) -> None:
+        self._first: dict[Source, int] = {}
+        self._count = 0
+
+    def first_of(self, source: Source, count: int) -> int:
+        """The first of the `count` consecutive numbers of a source."""
+        if source not in self._first:
+            self._first[source] = self._count
+            self._count += count
+        return self._first[source]
 
 
 def _single_columns(keys: Ints, nonzero: npt.NDArray[np.bool_]) -> Table:

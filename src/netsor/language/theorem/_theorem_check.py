@@ -290,7 +290,7 @@ class _Checker:
         self.depends_on_score = self._dependence_on_scores()
         self.linear_in_scores = self._linearity_in_scores()
         self.bounded = self._boundedness()
-        self.fixed = self._fixed_values()
+        self.constants = self._constants()
         self.used = self._used_values()
 
         factors: list[Value] = []
@@ -367,14 +367,14 @@ class _Checker:
             bounded[value] = value.op.bounded(inputs_bounded)
         return bounded
 
-    def _fixed_values(self) -> set[Value]:
+    def _constants(self) -> set[Value]:
         """Data, numbers, and functions of only these."""
-        fixed: set[Value] = set()
+        constants: set[Value] = set()
         for value in self.values:
-            random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
-            if not random and fixed.issuperset(value.op.inputs):
-                fixed.add(value)
-        return fixed
+            is_random = isinstance(value.op, Gaussian | MatMul | Dot | Normal)
+            if not is_random and constants.issuperset(value.op.inputs):
+                constants.add(value)
+        return constants
 
     def _used_values(self) -> set[Value]:
         """Values that an operation other than indexing reads."""
@@ -574,7 +574,7 @@ class _Checker:
         if not isinstance(value.op, MatMul | Dot):
             return
         for x in dict.fromkeys(value.op.inputs):
-            if x in self.fixed or not isinstance(x, Vector):
+            if x in self.constants or not isinstance(x, Vector):
                 continue
             is_finite = x.width.name is None
             if is_finite:
@@ -590,7 +590,7 @@ class _Checker:
         x = op.x
         y = op.y
         common = np.intersect1d(self.expansion.matrices(x), self.expansion.matrices(y))
-        if not (common >= 0).any():
+        if not (common >= 0).any():  # −1 stands for vectors without a matrix
             return False
         is_read = self._asked[score]
         if not is_read.any():
@@ -598,11 +598,11 @@ class _Checker:
         # (vectors of x, vectors of y): in how many matrices a pair agrees
         share_a_matrix = self.expansion.used(x) @ self.expansion.used(y).T
         # the flat positions in x and y of the two factors of each entry of the score
-        rows = np.arange(x.size).reshape(x.shape)[..., :, None]
-        columns = np.arange(y.size).reshape(y.shape)[..., None, :]
-        asked_rows = np.broadcast_to(rows, score.shape)[is_read]
-        asked_columns = np.broadcast_to(columns, score.shape)[is_read]
-        return bool(share_a_matrix[asked_rows, asked_columns].any())
+        position_in_x = np.arange(x.size).reshape(x.shape)[..., :, None]
+        position_in_y = np.arange(y.size).reshape(y.shape)[..., None, :]
+        read_in_x = np.broadcast_to(position_in_x, score.shape)[is_read]
+        read_in_y = np.broadcast_to(position_in_y, score.shape)[is_read]
+        return bool(share_a_matrix[read_in_x, read_in_y].any())
 
     def _shares_matrix_with_factors(self, x: Value) -> bool:
         """Whether a vector was made by a matrix that also made factors of scores."""

@@ -392,7 +392,7 @@ class Backward(Protocol):
     def along(self, d: Any, x: Any, k: int) -> Units:
         """n^(−1/2) ⟨δ_i, x_i⟩ for matching vectors: the cotangent of a factor of x."""
 
-    def inner(self, d: Any, x: Any, k: int) -> Units:
+    def inner_products(self, d: Any, x: Any, k: int) -> Units:
         """n^(−1/2) ⟨δ_i, x_j⟩ for all pairs of the last axes."""
 
 
@@ -1095,11 +1095,12 @@ def axes_in_order(flat: Ints, shape: Shape) -> tuple[int, ...] | None:
         return None
     # a step along an axis of the result is one along the axis of x with this stride
     strides = [math.prod(shape[k + 1 :]) for k in range(len(shape))]
+    origin = (0,) * flat.ndim
     order = []
     for axis, length in enumerate(flat.shape):
-        step = [0] * flat.ndim
-        step[axis] = min(1, length - 1)
-        stride = int(flat[tuple(step)] - flat[(0,) * flat.ndim])
+        next_index = list(origin)
+        next_index[axis] = min(1, length - 1)
+        stride = int(flat[tuple(next_index)] - flat[origin])
         if stride not in strides or stride == 0:
             return None
         order.append(strides.index(stride))
@@ -1133,14 +1134,17 @@ def _index_formula(
     """The index along one axis of x that each entry of a result reads, as a formula.
 
     It is a number, or an index of the result plus a number: [[2, 3], [2, 3]] is "j+2".
+    None if it is neither. `first` is the number of the first index in the text.
     """
     start = int(np.ravel(read_index)[0])
     if (read_index == start).all():
         return str(start + first)
-    shape = read_index.shape
-    for axis, letter in zip(range(len(shape)), index_letters, strict=False):
-        index_of_result = np.arange(shape[axis])
-        aligned = index_of_result.reshape(-1, *(1,) * (len(shape) - 1 - axis))
+    ndim = read_index.ndim
+    for axis, letter in zip(range(ndim), index_letters, strict=False):
+        # the index of the result along this axis, aligned with its shape
+        index_of_result = np.arange(read_index.shape[axis])
+        later_axes = (1,) * (ndim - 1 - axis)
+        aligned = index_of_result.reshape(-1, *later_axes)
         if (read_index == start + aligned).all():
             return f"{letter}+{start}" if start > 0 else letter
     return None

@@ -130,17 +130,15 @@ def names_of(values: Sequence[Value]) -> dict[Value | ops.Source, str]:
 
     It is the user's name for a weight, or a letter for the kind and a number.
     """
-    counts: Counter[str] = Counter()
+    counts: Counter[str] = Counter()  # how often a letter or a name has been used
     names: dict[Value | ops.Source, str] = {}
-    sources = dict.fromkeys(w.source for w in weights_of(values))
+    sources = dict.fromkeys(weight.source for weight in weights_of(values))
     uses_of_name = Counter(source.name for source in sources)
     for source in sources:
-        base = source.name or "W"
-        counts[base] += 1
-        if source.name and uses_of_name[source.name] == 1:
-            names[source] = base
-        else:
-            names[source] = f"{base}_{counts[base]}"
+        name = source.name or "W"
+        counts[name] += 1
+        is_unique = source.name and uses_of_name[source.name] == 1
+        names[source] = name if is_unique else f"{name}_{counts[name]}"
     for value in values:
         letter = _letter(value)
         counts[letter] += 1
@@ -161,7 +159,7 @@ def _letter(value: Value) -> str:
 def compose_indices(outputs: Sequence[Value]) -> list[Value]:
     """The same outputs of a program in which an index of an index is a single index.
 
-    A traced program keeps both, because its user may hold the inner one and
+    A traced program keeps both, because its user may hold the first index and
     differentiate with respect to it. Every other reading of the program begins with
     this rewrite.
     """
@@ -244,13 +242,15 @@ def _demands(outputs: Sequence[Value], values: Sequence[Value]) -> _Demands:
     boxes = {output: whole_box(output.shape) for output in outputs}
     input_boxes: dict[Value, list[tuple[Value, Box]]] = {}
     for value in reversed(values):
-        if value not in boxes:
+        if value not in boxes:  # no output needs it
             continue
         boxes[value], input_boxes[value] = demand(value, boxes[value])
         for x, box in input_boxes[value]:
-            if boxes.setdefault(x, box) is not box:
-                union = tuple(map(operator.or_, boxes[x], box))
-                boxes[x] = _normalised(union)
+            box_so_far = boxes.setdefault(x, box)
+            if box_so_far is not box:
+                # the smallest box around both: along each axis, the entries of either
+                axes = [a | b for a, b in zip(box_so_far, box, strict=True)]
+                boxes[x] = _normalised(tuple(axes))
     return _Demands(boxes, input_boxes)
 
 
@@ -293,7 +293,7 @@ class _Narrowing:
         op = value.op
         box = self.boxes[value]
         if isinstance(op, ops.Take):
-            _, input_box = self.input_boxes[value][0]
+            ((_, input_box),) = self.input_boxes[value]
             if is_whole(box) and is_whole(input_box):
                 return value.with_inputs(inputs[0])
             flat = entries_in(op.flat, box).ravel()
@@ -424,18 +424,21 @@ def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
     """The entries of an input of this shape that marked entries of the result need.
 
     `axes` has, for each axis of the input, the axis of the result that it becomes, and
-    None if it is read whole (see `Operation.reads`).
+    None if it is read whole (see `Operation.reads`). For example, in a product a x of a
+    matrix and an array of vectors, y_i = Σ_j a_ij x_j, a has the axes (0, None): if
+    only y_1 is needed, so is the row a_1j for all j.
     """
-    axes_read = tuple(axis for axis in axes if axis is not None)
-    axes_not_read = tuple(k for k in range(mask.ndim) if k not in axes_read)
+    axes_read = tuple([axis for axis in axes if axis is not None])
+    axes_not_read = tuple([k for k in range(mask.ndim) if k not in axes_read])
     # the axes read, in the order of the input's, and then those of the result alone
     ordered = np.transpose(mask, (*axes_read, *axes_not_read))
     # an entry is needed if any entry of the result that reads it is
-    is_needed = np.any(ordered, axis=tuple(range(len(axes_read), mask.ndim)))
+    axes_of_result_alone = tuple(range(len(axes_read), mask.ndim))
+    is_needed = np.any(ordered, axis=axes_of_result_alone)
     # axes that are read whole come in with size 1, and broadcast below
-    axes_read_whole = tuple(k for k, axis in enumerate(axes) if axis is None)
+    axes_read_whole = tuple([k for k, axis in enumerate(axes) if axis is None])
     aligned = np.expand_dims(is_needed, axes_read_whole)
     # an axis of size 1 may be repeated in the result: all repetitions read one entry
-    axes_of_size_1 = tuple(k for k, size in enumerate(shape) if size == 1)
+    axes_of_size_1 = tuple([k for k, size in enumerate(shape) if size == 1])
     merged = np.any(aligned, axis=axes_of_size_1, keepdims=True)
     return np.broadcast_to(merged, shape)

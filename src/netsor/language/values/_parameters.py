@@ -426,8 +426,10 @@ def _covariance_factor(cov: npt.ArrayLike, shape: Shape) -> Floats:
 
 
 def _matrix_root(covariance: Floats) -> Floats:
-    """R with R Rᵀ = cov, which may be singular. It uses correlations: sizes 1e-8 and
-    1e8 may occur together.
+    """R with R Rᵀ = cov, which may be singular.
+
+    The eigenvalues are those of the correlations, since sizes 1e-8 and 1e8 may occur
+    together.
     """
     size = np.abs(covariance).max()
     symmetric = np.allclose(covariance, covariance.T, rtol=0, atol=1e-10 * size)
@@ -437,15 +439,20 @@ def _matrix_root(covariance: Floats) -> Floats:
         )
     std = np.sqrt(np.maximum(np.diagonal(covariance), 0.0))
     unit = np.where(std > 0, std, 1.0)
-    eigenvalues, vectors = np.linalg.eigh(covariance / unit[:, None] / unit)
+    correlations = covariance / unit[:, None] / unit
+    eigenvalues, vectors = np.linalg.eigh(correlations)
     # a variance below the round-off of the others has meaningless correlations
     if eigenvalues[0] < -1e-10:
         unit = np.ones(len(std))
         eigenvalues, vectors = np.linalg.eigh(covariance)
+
     # round-off turns an eigenvalue 0 into 1e-17, whose root 3e-9 would make equal
     # vectors differ
-    eigenvalues[eigenvalues < 4e-16 * len(eigenvalues) * eigenvalues[-1]] = 0.0
-    root = unit[:, None] * ((vectors * np.sqrt(eigenvalues)) @ vectors.T)
+    largest = eigenvalues[-1]
+    rounding = 4e-16 * len(eigenvalues) * largest
+    eigenvalues[eigenvalues < rounding] = 0.0
+    root_of_correlations = (vectors * np.sqrt(eigenvalues)) @ vectors.T
+    root = unit[:, None] * root_of_correlations
     return _with_equal_rows(root, covariance)
 
 
@@ -453,12 +460,16 @@ def _with_equal_rows(root: Floats, covariance: Floats) -> Floats:
     """The root, with rows equal or opposite in every digit, despite round-off, where
     those of the covariance are.
     """
+    # rows that are equal or opposite become equal if their first nonzero entry gets a
+    # positive sign
     rows = np.arange(len(covariance))
-    first_nonzero = covariance[rows, np.argmax(covariance != 0, axis=1)]
+    column_of_first_nonzero = np.argmax(covariance != 0, axis=1)
+    first_nonzero = covariance[rows, column_of_first_nonzero]
     sign = np.where(first_nonzero < 0, -1.0, 1.0)
     _, first_row_of_group, group_of_row = np.unique(
         sign[:, None] * covariance, axis=0, return_index=True, return_inverse=True
     )
+    # each row becomes the first one of its group, times their relative sign
     representative = first_row_of_group[group_of_row.ravel()]
     relative_sign = sign * sign[representative]
     equalised: Floats = relative_sign[:, None] * root[representative]

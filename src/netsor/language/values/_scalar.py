@@ -417,9 +417,10 @@ def _matmul(a: Scalar, b: Scalar) -> Scalar:
     )
     if a.ndim < 2 or b.ndim < 2 or a.shape[-1] != b.shape[-2]:
         raise TraceError("@", problem)
-    batch = broadcast_shapes("@", problem, a.shape[:-2], b.shape[:-2])
-    shape = (*batch, a.shape[-2], b.shape[-1])
-    return applied(MATMUL, (a, b), shape, axes=2)
+    *batch_of_a, rows, _ = a.shape
+    *batch_of_b, _, columns = b.shape
+    batch = broadcast_shapes("@", problem, tuple(batch_of_a), tuple(batch_of_b))
+    return applied(MATMUL, (a, b), (*batch, rows, columns), axes=2)
 
 
 def reciprocal(c: ScalarLike) -> Scalar:

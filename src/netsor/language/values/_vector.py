@@ -396,7 +396,9 @@ class Mix(Entrywise):
 
     def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
         """δ_xj = Σ_i a_ij δ_yi, ∂a_ij = n^(−1/2) ⟨δ_yi, x_j⟩."""
-        return [(0, backward.inner(d, self.x, 0)), (1, mix(swapped(self.a), d))]
+        of_coefficients = backward.inner_products(d, self.x, 0)
+        of_vectors = mix(swapped(self.a), d)
+        return [(0, of_coefficients), (1, of_vectors)]
 
     def bounded(self, inputs: bool | None) -> bool | None:
         """If the coefficients and vectors are."""
@@ -483,9 +485,12 @@ def mix(a: Scalar, x: Vector) -> Vector:
     if a.ndim == 0 or x.ndim == 0 or a.shape[-1] != x.shape[-1]:
         raise TraceError("@", problem)
     if a.ndim == 1:  # as in numpy, add an axis and remove it again
-        return mix(a[None, :], x)[..., 0]
-    batch = broadcast_shapes("@", problem, a.shape[:-2], x.shape[:-1])
-    return Vector(Mix(_factor(a, "@"), x), (*batch, a.shape[-2]), x.width)
+        one_row = mix(a[None, :], x)
+        return one_row[..., 0]
+    *batch_of_a, rows, _ = a.shape
+    batch_of_x = x.shape[:-1]
+    batch = broadcast_shapes("@", problem, tuple(batch_of_a), batch_of_x)
+    return Vector(Mix(_factor(a, "@"), x), (*batch, rows), x.width)
 
 
 def _factor(c: Scalar, operation: str) -> Scalar:

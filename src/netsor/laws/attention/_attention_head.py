@@ -214,22 +214,17 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
     # the rule instead: wide cells change its high moments, which is no error of the
     # sample, and correcting it would move mass to and from the smallest nodes.
     _, nodes, weights = compress(sample)
-    plain = nodes, weights / weights.sum()
+    unchanged = nodes, weights / weights.sum()
     if moments is None:
-        return plain
+        return unchanged
     mean = moments[0]
     var = moments[1] - mean**2
     if var <= ROUNDING_RTOL * mean**2:  # w is constant up to rounding
-        return plain
+        return unchanged
     unit = np.sqrt(var)
     count = min(1 + len(moments), len(nodes))  # orders 0, 1, … that are matched
-    # E[z^k] minus the sample's mean of z^k, for z = (w − mean)/unit
-    lack = np.zeros(count)
-    standardised = (sample - mean) / unit
-    power = np.ones_like(sample)
-    for k in range(1, count):
-        power *= standardised
-        lack[k] = _central_moment(moments, k) / unit**k - power.mean()
+    lack = _lack_of_moments((sample - mean) / unit, moments, unit, count)
+
     # columns of q are √weights · p_k(nodes), and lack = r^T (E[p_k] − mean of p_k)
     root = np.sqrt(weights)
     standardised_nodes = (nodes - mean) / unit
@@ -241,7 +236,22 @@ def head_rule(sample: Array, moments: Array | None = None) -> Rule:
         changed = np.asarray(weights + root * (q[:, :matched] @ amounts))
         if (changed > 0).all():
             return nodes, changed / changed.sum()
-    return plain
+    return unchanged
+
+
+def _lack_of_moments(
+    standardised: Array, moments: Array, unit: float, count: int
+) -> Array:
+    """E[z^k] minus the sample's mean of z^k for k < count, with z = (w − mean)/unit.
+
+    `standardised` (draws,) is the sample of z, and `moments` are E[w], E[w²], ….
+    """
+    lack = np.zeros(count)
+    power = np.ones_like(standardised)
+    for k in range(1, count):
+        power *= standardised
+        lack[k] = _central_moment(moments, k) / unit**k - power.mean()
+    return lack
 
 
 def _central_moment(moments: Array, order: int) -> float:
@@ -312,11 +322,15 @@ def joined(rules: Sequence[Rule], scale: float) -> GaussianMixture1D:
     `scale` times the nodes, and its weights (nodes, sets) have the total sum 1.
     """
     sets = len(rules)
-    nodes = np.concatenate([rule_nodes for rule_nodes, _ in rules])
-    weights = np.concatenate([rule_weights for _, rule_weights in rules])
-    sizes = [len(rule_nodes) for rule_nodes, _ in rules]
-    set_of_node = np.repeat(np.arange(sets), sizes)
-    return compress(scale * nodes, weights / sets, Blocks(set_of_node, sets))
+    all_nodes = [nodes for nodes, _ in rules]
+    all_weights = [weights for _, weights in rules]
+    nodes_per_set = [len(nodes) for nodes in all_nodes]
+    set_of_node = np.repeat(np.arange(sets), nodes_per_set)
+    return compress(
+        scale * np.concatenate(all_nodes),
+        np.concatenate(all_weights) / sets,
+        Blocks(set_of_node, sets),
+    )
 
 
 MOMENTS = 8  # the number of moments of w that have a formula
@@ -479,15 +493,20 @@ class _HeadSampler:
         is_exchangeable = alike(scores) and alike(values)
         self.is_iid = self.is_softmax and tokens > MANY_TOKENS and is_exchangeable
         if self.is_iid:
-            self.spread = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
+            variance = max(scores[0, 0] - scores[0, 1], 0.0)
+            self.spread = float(np.sqrt(variance))
             self.dimension = tokens
             return
+
+        # F with F F^T the covariance of the scores, which a softmax needs up to a
+        # common part
         centre = np.eye(tokens)
         if self.is_softmax:
             centre = np.eye(tokens) - 1 / tokens  # takes away the mean over tokens
         eigenvalues, vectors = np.linalg.eigh(centre @ scores @ centre)
-        keep = eigenvalues > ROUNDING_RTOL * max(eigenvalues[-1], TINY)
-        factor = vectors[:, keep] * np.sqrt(eigenvalues[keep])
+        largest = max(eigenvalues[-1], TINY)
+        is_nonzero = eigenvalues > ROUNDING_RTOL * largest
+        factor = vectors[:, is_nonzero] * np.sqrt(eigenvalues[is_nonzero])
         self.factor = factor[:, ::-1]  # by falling variance
         self.dimension = self.factor.shape[1]
 
@@ -514,23 +533,24 @@ class _HeadSampler:
         """
         d = self.dimension
         shifts = self._rare_shifts()
-        exponent = np.log2(RARE_NUMBERS / max(d, 1))
-        exponent = np.clip(exponent, np.log2(FEWEST_RARE), np.log2(RARE))
-        points = int(2**exponent)
+        half_squares = 0.5 * (shifts**2).sum(axis=1)
+        log2_points = np.log2(RARE_NUMBERS / max(d, 1))
+        log2_points = np.clip(log2_points, np.log2(FEWEST_RARE), np.log2(RARE))
+        points = int(2**log2_points)
         w = np.empty((SETS, points))
         log_weight = np.empty((SETS, points))
         for number in range(SETS):
             start = 0
             for z in normals(d + 1, points, SETS + number):
                 uniform = scipy.special.ndtr(z[:, 0])
-                chosen = (uniform * len(shifts)).astype(np.intp)
-                chosen = np.minimum(chosen, len(shifts) - 1)  # if uniform is 1
-                shifted = z[:, 1:] + shifts[chosen]
+                shift_of_point = (uniform * len(shifts)).astype(np.intp)
+                # if uniform is 1
+                shift_of_point = np.minimum(shift_of_point, len(shifts) - 1)
+                shifted = z[:, 1:] + shifts[shift_of_point]
                 stop = start + len(z)
                 w[number, start:stop] = self(shifted)
                 # log of the mixture's density over that of the normals
-                exponent = shifted @ shifts.T - 0.5 * (shifts**2).sum(axis=1)
-                log_ratio = log_mean(exponent)
+                log_ratio = log_mean(shifted @ shifts.T - half_squares)
                 log_weight[number, start:stop] = -math.log(points) - log_ratio
                 start = stop
         return w, log_weight

@@ -228,33 +228,14 @@ class SetsOfAmounts(NamedTuple):
 
 def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
     """The law of w for one head and its derivatives, from each set of nodes."""
-    # unit: the longest token has length 1
-    longest = _longest_token(layer)
-    tokens = layer.tokens / longest
-    # The softmax depends only on the tokens less their mean. A rotation gives these
-    # nonzero entries in few columns only, the first ones.
-    centred = tokens[1:] - tokens[1:].mean(axis=0)
-    _, sizes, rotation = np.linalg.svd(centred)
-
-    # standard deviations of the scores along the axes of the rotation
-    query_length = np.linalg.norm(tokens[0])
-    spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
-    spread = spread[spread > NO_SPREAD]
-
-    # the scores less a common part are root @ z, z standard normals (variables,)
-    variables = len(spread)
-    rotated = centred @ rotation.T
-    root = spread * rotated[:, :variables] / sizes[:variables]
-    tokens = tokens @ rotation.T
-    directions = rotation @ layer.directions @ rotation.T
-
+    rotated = _rotated(layer)
     grid = np.arange(LOWEST, CELL, CELL)
     by_set = []
-    for z, weight in _node_sets(spread):
+    for z, weight in _node_sets(rotated.spread):
         w, rows = _derivatives(
-            tokens=tokens,
-            root=root,
-            directions=directions,
+            tokens=rotated.tokens,
+            root=rotated.root,
+            directions=rotated.directions,
             shares=layer.shares,
             z=z,
         )
@@ -277,7 +258,44 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
         fine_grid = grid
         grid = np.linspace(fine_grid[0], fine_grid[-1], MAX_CELLS)
         sets = np.array([_on_grid(fine_grid, rows, grid) for rows in sets])
-    return SetsOfAmounts(grid=grid, sets=sets, total_spread=spread.sum())
+    return SetsOfAmounts(grid=grid, sets=sets, total_spread=rotated.spread.sum())
+
+
+class _Rotated(NamedTuple):
+    """A layer in coordinates in which the scores have few nonzero columns.
+
+    The unit of length is the longest token. The scores less a common part are
+    root @ z, with z standard normals (variables,).
+    """
+
+    tokens: Array  # (1 + tokens, d), the query first
+    root: Array  # (tokens, variables)
+    directions: Array  # (directions, d, d)
+    spread: Array  # (variables,): the standard deviations of the scores by axis
+
+
+def _rotated(layer: LayerFluctuations) -> _Rotated:
+    """Rotate the tokens of a layer to the principal axes of the scores."""
+    longest = _longest_token(layer)
+    tokens = layer.tokens / longest
+    # The softmax depends only on the tokens less their mean. A rotation gives these
+    # nonzero entries in few columns only, the first ones.
+    centred = tokens[1:] - tokens[1:].mean(axis=0)
+    _, sizes, rotation = np.linalg.svd(centred)
+
+    # standard deviations of the scores along the axes of the rotation
+    query_length = np.linalg.norm(tokens[0])
+    spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
+    spread = spread[spread > NO_SPREAD]
+
+    variables = len(spread)
+    rotated = centred @ rotation.T
+    return _Rotated(
+        tokens=tokens @ rotation.T,
+        root=spread * rotated[:, :variables] / sizes[:variables],
+        directions=rotation @ layer.directions @ rotation.T,
+        spread=spread,
+    )
 
 
 def _occupied(by_set: Sequence[Array], cells: int) -> slice:
@@ -377,8 +395,7 @@ def _derivatives(
     tokens: (1 + tokens, d), root: (tokens, variables), directions: (directions, d, d),
     z: (points, variables).
     """
-    # Points are last, because sums over the other axes are faster then. In the einsums,
-    # p are points, t tokens, v variables and i coordinates of tokens.
+    # Points are last, because sums over the other axes are faster then.
     query = tokens[0]
     keys = tokens[1:].T
     z = np.ascontiguousarray(z.T)
@@ -386,46 +403,73 @@ def _derivatives(
     a = np.ascontiguousarray(row_softmax(scores.T).T)
     y = keys @ a
     w = (y**2).sum(axis=0)
+    nodes = _Nodes(keys=keys, root=root, z=z, a=a, y=y, force=a * (keys.T @ y - w))
 
-    # Along V = B S Bᵀ, by t: scores √(1 + tk) · root · √(1 + tS) · z with
-    # k = qᵀSq/|q|², and w = yᵀ(1 + tS)y. The width of the queries has fluctuations too:
-    # for these, k² is their share and S = 0.
-    query_square = max(query @ query, np.finfo(float).tiny)
-    k_of_directions = directions @ query @ query / query_square
+    # The width of the queries has fluctuations too: for these, k² is their share and
+    # S = 0.
     k_of_width = np.sqrt(shares[0])
     no_direction = np.zeros((len(y), len(y)))
-
-    second_derivatives = np.zeros_like(w)
+    of_width = _along_direction(nodes, k_of_width, no_direction)
+    second_derivatives = np.zeros_like(w) + of_width.second
     squares = shares[1] * w**2  # from the width of the values
-    derivatives = []
-    # yᵀy₂ = Σ a (p − Σ a p) yᵀkeys = Σ force · p for the second derivative
-    # p = p₁² + p₂ of the scores, with p₁ their first derivative less its mean under a,
-    # and p₂ = root · (k − S)² · z/(−4)
-    force = a * (keys.T @ y - w)
-    for k, s in zip(
-        [k_of_width, *k_of_directions],
-        [no_direction, *directions],
-        strict=True,
-    ):
-        unit = k * np.eye(len(z))
-        s_of_scores = s[: len(z), : len(z)]
-        p_1 = (root @ (unit + s_of_scores) / 2) @ z
-        p_1 -= np.einsum("tp,tp->p", a, p_1)
-        root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
-        y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
-        y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+    squares += of_width.first**2
 
-        y_1 = keys @ (a * p_1)
-        s_y = s @ y
-        derivative = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
-        y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
-        second_derivatives += 2 * (y_y_2 + y_1_terms)
-        squares += derivative**2
-        derivatives.append(derivative)
-
-    # the rows of derivatives do not include that of the width of the queries
-    rows = [np.ones_like(w), second_derivatives, squares, *derivatives[1:]]
+    # along V = B S Bᵀ: k = qᵀSq/|q|²
+    query_square = max(query @ query, np.finfo(float).tiny)
+    k_of_directions = directions @ query @ query / query_square
+    first_derivatives = []
+    for k, s in zip(k_of_directions, directions, strict=True):
+        along = _along_direction(nodes, k, s)
+        second_derivatives += along.second
+        squares += along.first**2
+        first_derivatives.append(along.first)
+    rows = [np.ones_like(w), second_derivatives, squares, *first_derivatives]
     return w, np.array(rows)
+
+
+class _Nodes(NamedTuple):
+    """What `_derivatives` computes at all nodes; points are last."""
+
+    keys: Array  # (d, tokens): the columns of B
+    root: Array  # (tokens, variables)
+    z: Array  # (variables, points)
+    a: Array  # (tokens, points): the attention weights
+    y: Array  # (d, points): B a
+    # (tokens, points): Σ_t force_t p_t = ½ ∂w for a change p of the scores
+    force: Array
+
+
+class _DirectionDerivatives(NamedTuple):
+    """The derivatives of w along one direction, (points,)."""
+
+    first: Array
+    second: Array
+
+
+def _along_direction(nodes: _Nodes, k: float, s: Array) -> _DirectionDerivatives:
+    """The derivatives of w by t along a direction V = B S Bᵀ with k = qᵀSq/|q|².
+
+    Scores are √(1 + tk) · root · √(1 + tS) · z, and w = yᵀ(1 + tS)y.
+    """
+    # In the einsums, p are points, t tokens, v variables and i coordinates of tokens.
+    keys, root, z, a, y, force = nodes
+    unit = k * np.eye(len(z))
+    s_of_scores = s[: len(z), : len(z)]
+
+    # p₁, the first derivative of the scores, less its mean under a
+    p_1 = (root @ (unit + s_of_scores) / 2) @ z
+    p_1 -= np.einsum("tp,tp->p", a, p_1)
+    y_1 = keys @ (a * p_1)
+    s_y = s @ y
+    first = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
+
+    # yᵀy₂ = Σ force · p for the second derivative p = p₁² + p₂ of the scores, with
+    # p₂ = root · (k − S)² · z/(−4)
+    root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
+    y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
+    y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+    y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
+    return _DirectionDerivatives(first=first, second=2 * (y_y_2 + y_1_terms))
 
 
 def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
@@ -438,8 +482,9 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     """
     cell = grid[1] - grid[0]
     position = (log_w - grid[0]) / cell
-    below = np.clip(position.astype(np.intp), 1, len(grid) - 3)
-    t = position - below
+    # the second of the four nearest grid points, and the distance from it in cells
+    second_point = np.clip(position.astype(np.intp), 1, len(grid) - 3)
+    t = position - second_point
     weights = (  # Lagrange's, for the grid points at −1, 0, 1 and 2
         -t * (t - 1) * (t - 2) / 6,
         (t**2 - 1) * (t - 2) / 2,
@@ -449,7 +494,7 @@ def _on_grid(log_w: Array, rows: Array, grid: Array) -> Array:
     result = np.zeros((len(rows), len(grid)))
     for row, on_grid in zip(rows, result, strict=True):
         for offset, weight in enumerate(weights, start=-1):
-            on_grid += np.bincount(below + offset, row * weight, len(grid))
+            on_grid += np.bincount(second_point + offset, row * weight, len(grid))
     return result
 
 
@@ -461,17 +506,10 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
     """
     if heads == 1:
         return rows
-    w = np.exp(grid)
 
     def mean_of_two(share: float, *pairs: Array) -> Array:
-        """Amounts at v = share · w + (1 − share) · w′ from those at pairs (w, w′).
-
-        pairs: arrays (grid, grid). The result has a row (grid,) for each.
-        """
-        v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
-        amounts = np.array(pairs).reshape(len(pairs), -1)
-        log_v = np.log(v).ravel()
-        return _on_grid(log_v, amounts, grid)
+        """`_mean_of_two` on this grid."""
+        return _mean_of_two(share, pairs, grid)
 
     one_head, second_derivative, square, *derivatives = rows
     # number of heads → the law of the mean of w over them
@@ -502,24 +540,37 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
     return np.array([law_of_mean(heads), second_derivative, total_square])
 
 
+def _mean_of_two(share: float, pairs: Sequence[Array], grid: Array) -> Array:
+    """Amounts at v = share · w + (1 − share) · w′ from those at pairs (w, w′).
+
+    pairs: arrays (grid, grid) of amounts, where w and w′ are e^grid. The result has a
+    row (grid,) for each.
+    """
+    w = np.exp(grid)
+    v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
+    amounts = np.array(pairs).reshape(len(pairs), -1)
+    return _on_grid(np.log(v).ravel(), amounts, grid)
+
+
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
     """The density f of the limit and its correction g at y, both (estimates, points).
 
-    y: (points,), v: (variances,), amounts: (estimates, 3, variances).
+    f = Σ mass · N(y; 0, v), and g = Σ a ∂_v N + b ∂²_v N over the variances, with the
+    rows mass, a and b of the amounts. y: (points,), v: (variances,), amounts:
+    (estimates, 3, variances).
     """
-    batches = []
+    mass, a, b = amounts.swapaxes(0, 1)
+    densities = []
+    corrections = []
     number_of_batches = 1 + len(y) * len(v) // 2**20  # bounds memory
     for points in np.array_split(y, number_of_batches):
         t = points[:, None] ** 2 / v
         normal = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
-        by_v = normal * (t - 1) / (2 * v)  # its first derivative by v
+        by_v = normal * (t - 1) / (2 * v)
         by_v_twice = normal * (t**2 - 6 * t + 3) / (4 * v**2)
-        from_normals = amounts[:, 0] @ normal.T
-        from_slopes = amounts[:, 1] @ by_v.T
-        from_curvatures = amounts[:, 2] @ by_v_twice.T
-        batches.append([from_normals, from_slopes + from_curvatures])
-    f, g = np.concatenate(batches, axis=2)
-    return f, g
+        densities.append(mass @ normal.T)
+        corrections.append(a @ by_v.T + b @ by_v_twice.T)
+    return np.concatenate(densities, axis=1), np.concatenate(corrections, axis=1)
 
 
 class Distances(NamedTuple):
@@ -555,28 +606,30 @@ def _distances(v: Array, amounts: Array) -> Distances:
     y = np.exp(np.arange(log_start, log_stop, LOG_STEP))
     f, g = _densities(y, v, amounts)
 
+    # the points from which on the correction is resolved
     std = math.sqrt(amounts[0, 0] @ v)
     start = _first_resolved(y, g, std)
-    resolved = slice(min(start, len(y) - 2), None)
-    y = y[resolved]
-    f = f[..., resolved]
-    g = g[..., resolved]
+    is_resolved = slice(min(start, len(y) - 2), None)
+    y = y[is_resolved]
+    f = f[..., is_resolved]
+    g = g[..., is_resolved]
 
     step = LOG_STEP * y
     step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
     is_large = f * y > NEGLIGIBLE * (f * y).max()
     ratio = np.divide(g, f, out=np.zeros_like(f), where=is_large)
-    mass_below_start = 0.0  # ∫ |g|
-    divergence_below_start = 0.0  # ∫ g²/f
-    if start > 0:
-        mass_below_start = y[0] * np.abs(g[0, 0])
-        divergence_below_start = mass_below_start * np.abs(ratio[0, 0])
-
     excess_at_zeros = LOG_STEP * _excess_at_zeros(g * y)
+
+    # what may be missing below the first resolved point, of the first estimate
+    unresolved_mass = 0.0  # ∫ |g|
+    unresolved_divergence = 0.0  # ∫ g²/f
+    if start > 0:
+        unresolved_mass = y[0] * np.abs(g[0, 0])
+        unresolved_divergence = unresolved_mass * np.abs(ratio[0, 0])
     return Distances(
         total_variation=np.abs(g) @ step - excess_at_zeros,
         kl=(ratio * g) @ step,
-        unresolved=np.array([mass_below_start, divergence_below_start]),
+        unresolved=np.array([unresolved_mass, unresolved_divergence]),
     )
 
 

@@ -114,22 +114,20 @@ class Gradients:
 
         Ratios to the mean of |W|² are left out for kinds with a zero matrix.
         """
-        trained_kinds = []
-        for kind in KINDS:
-            products = _flat(block.get(kind, ()) for block in net.matrices)
-            if any(_is_trained(product) for product in products):
-                trained_kinds.append(kind)
+        trained_kinds = [kind for kind in KINDS if _is_kind_trained(net, kind)]
         kinds_with_ratio = []
         for kind in trained_kinds:
             sizes = [self._size(block.get(kind, ())) for block in net.matrices]
             if all(size != 0 for size in sizes):
                 kinds_with_ratio.append(kind)
+
         names = ["grad_mean_square"]
         for kind in trained_kinds:
             names.append(f"grad_{kind}")
             if kind in kinds_with_ratio:
                 names.append(f"grad_{kind}_ratio")
         self.names = tuple(names)
+
         self.rows = []
         for stream, block in zip(net.streams, net.matrices, strict=True):
             row = stack([self._mean_square(stream)])
@@ -395,6 +393,12 @@ class Gradients:
 def _is_trained(value: Value) -> bool:
     """Whether a value is a product that contributes to the gradient of its matrix."""
     return isinstance(value.op, MatMul) and not value.op.weight.frozen
+
+
+def _is_kind_trained(net: ProbedProgram, kind: str) -> bool:
+    """Whether a matrix of this kind in some block is trained."""
+    products = _flat(block.get(kind, ()) for block in net.matrices)
+    return any(_is_trained(product) for product in products)
 
 
 def _embedding_tables(net: ProbedProgram) -> list[Vector]:

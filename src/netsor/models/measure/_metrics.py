@@ -437,13 +437,15 @@ def of_shares(squares: Array, *middle: Array) -> Array:
     1/4 and 1/2.
     """
     xp = array_namespace(squares, *middle)
-    earlier = squares[..., 1:-1]  # of all branches but the last
-    last = squares[..., -1:]
-    sum_before_last = xp.sum(squares[..., :-1], axis=-1, keepdims=True)
+    all_but_last = squares[..., :-1]
+    earlier_branches = squares[..., 1:-1]
+    last_branch = squares[..., -1:]
+    sum_before_last = xp.sum(all_but_last, axis=-1, keepdims=True)
     before_last = middle[0] if middle else sum_before_last
-    after = before_last + last
-    earlier_shares = _ratio(earlier, sum_before_last) * _ratio(before_last, after)
-    return xp.concat([earlier_shares, _ratio(last, after)], axis=-1)
+    after = before_last + last_branch
+    shares_before_last = _ratio(earlier_branches, sum_before_last)
+    earlier_shares = shares_before_last * _ratio(before_last, after)
+    return xp.concat([earlier_shares, _ratio(last_branch, after)], axis=-1)
 
 
 def of_pairs(*grams: Array, sums: Sequence[tuple[float, Sequence[int]]]) -> Array:
@@ -545,10 +547,11 @@ def of_range(numbers: Array) -> Array:
     largest = xp.max(size, axis=-1)
     # exponents of the smallest number that a format represents: as they are, (…), and
     # for numbers that are scaled before the conversion
-    exponents = [f.smallest + 0.0 * largest for f in FORMATS]
-    exponents += [f.smallest - f.scale(largest) for f in FORMATS]
+    zero = 0.0 * largest
+    unscaled = [f.smallest + zero for f in FORMATS]
+    scaled = [f.smallest - f.scale(largest) for f in FORMATS]
     shares = []
-    for exponent in exponents:
+    for exponent in (*unscaled, *scaled):
         smallest = (2.0**exponent)[..., None]
         is_lost = (size < smallest) & (size > 0)
         shares.append(xp.mean(xp.astype(is_lost, size.dtype), axis=-1))
@@ -567,8 +570,10 @@ def range_of(values: Sequence[Value], allowed: Bools | None = None) -> Scalar:
     scalars = [value for value in values if isinstance(value, Scalar)]
     if allowed is not None and not allowed.all():
         pairs = np.flatnonzero(allowed)
-        scalars = [value.reshape(-1, allowed.size)[:, pairs] for value in scalars]
-    return apply(of_range, join([value.reshape(-1) for value in scalars]), axes=1)
+        by_matrix = [value.reshape(-1, allowed.size) for value in scalars]
+        scalars = [pairs_of_matrix[:, pairs] for pairs_of_matrix in by_matrix]
+    flat = join([value.reshape(-1) for value in scalars])
+    return apply(of_range, flat, axes=1)
 
 
 class Ranges(NamedTuple):
@@ -583,16 +588,16 @@ def ranges(net: ProbedProgram, logits: Sequence[Scalar]) -> tuple[Ranges, Ranges
 
     The second have one row, without logits if there are none.
     """
-    in_blocks = [name for name in BLOCK if name in net.blocks[0]]
-    rows = [_ranges_of_block(block, in_blocks) for block in net.blocks]
+    names_in_blocks = [name for name in BLOCK if name in net.blocks[0]]
+    rows = [_ranges_of_block(block, names_in_blocks) for block in net.blocks]
+    of_blocks = Ranges(_range_names(names_in_blocks), rows)
+
     ends: dict[str, Sequence[Value]] = {"embedding": net.starts}
     if logits:
         ends["logits"] = logits
-    row = join([range_of(values) for values in ends.values()])
-    return (
-        Ranges(_range_names(in_blocks), rows),
-        Ranges(_range_names(list(ends)), [row]),
-    )
+    row_of_ends = join([range_of(values) for values in ends.values()])
+    of_ends = Ranges(_range_names(list(ends)), [row_of_ends])
+    return of_blocks, of_ends
 
 
 def _ranges_of_block(block: Block, names: Sequence[str]) -> Scalar:

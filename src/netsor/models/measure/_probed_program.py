@@ -198,14 +198,18 @@ class ProbedProgram:
 
     def sizes(self, widths: Mapping[str, float]) -> StreamSizes | None:
         """The sizes of the streams; None if all streams have the same."""
-        before, *streams = (
-            (x.size, x.size * int(x.width.bind(widths)))
-            for x in (self.starts[0], *self.streams)
-        )
-        if {before} == {*streams} or len(self.starts) > 1:
+        tokens = []
+        numbers = []
+        for x in (self.starts[0], *self.streams):
+            tokens.append(x.size)
+            numbers.append(x.size * int(x.width.bind(widths)))
+        have_same_size = len({*zip(tokens, numbers, strict=True)}) == 1
+        if have_same_size or len(self.starts) > 1:
             return None
-        tokens, numbers = zip(*streams, strict=True)
-        return StreamSizes(tokens, numbers, numbers_before=before[1])
+        # the first is the stream before the first block
+        return StreamSizes(
+            tuple(tokens[1:]), tuple(numbers[1:]), numbers_before=numbers[0]
+        )
 
     @cached_property
     def values(self) -> tuple[list[Value], list[list[Value]]]:
@@ -258,19 +262,23 @@ def values_by_block(
     """
     # in the order of the network, so that the values of a root follow those of the
     # roots before
-    pairs: list[Vector] = []
+    inputs_and_streams: list[Vector] = []
     for start, stream in zip(before or streams, streams, strict=True):
-        pairs += [start, stream]
-    roots = [starts[0], *pairs[: 2 * layers], *starts[1:], *pairs[2 * layers :]]
+        inputs_and_streams += [start, stream]
+    of_encoder = inputs_and_streams[: 2 * layers]
+    of_decoder = inputs_and_streams[2 * layers :]
+    roots = [starts[0], *of_encoder, *starts[1:], *of_decoder]
+
     values = topological_order(roots)
-    stop = {value: position for position, value in enumerate(values, 1)}
+    stop_of = {value: position for position, value in enumerate(values, 1)}
     values_of_root: dict[Value, list[Value]] = {}
-    read = 0
+    start_of_next = 0
     for root in roots:
+        stop = stop_of[root]
         # encoder and decoder may start from the same value: the first has it
         if root not in values_of_root:
-            values_of_root[root] = values[read : stop[root]]
-        read = max(read, stop[root])
+            values_of_root[root] = values[start_of_next:stop]
+        start_of_next = max(start_of_next, stop)
     embedding: list[Value] = []
     for root in dict.fromkeys(starts):
         embedding += values_of_root[root]
@@ -305,20 +313,28 @@ def mask_of(block: Block) -> Bools:
     if any(probe.mask is not None and probe.mask.ndim == 3 for probe in probes):
         name = "scores" if "scores" in block else "weights"
         return np.concatenate([_mask_by_head(probe) for probe in block[name]])
-    mask: Bools | None = None
-    for probe in probes:
-        shape = probe.value.shape[-2:]
-        for mask_of_head in _masks_of(probe):
-            if mask is None:
-                mask = mask_of_head
-            if not np.array_equal(mask, mask_of_head):
-                raise _different_masks(probe)
-        if mask is not None and mask.shape != shape:
-            raise _different_masks(probe)
+    mask = _common_mask(probes)
     if mask is not None:
         return mask
     shape = probes[0].value.shape[-2:] if probes else (1, 1)
     return np.ones(shape, bool)
+
+
+def _common_mask(probes: Sequence[Probe]) -> Bools | None:
+    """The mask (queries, keys) of all heads of some probes; None if none is known.
+
+    Raises an error if two heads have different masks.
+    """
+    common: Bools | None = None
+    for probe in probes:
+        for mask in _masks_of(probe):
+            if common is None:
+                common = mask
+            if not np.array_equal(common, mask):
+                raise _different_masks(probe)
+        if common is not None and common.shape != probe.value.shape[-2:]:
+            raise _different_masks(probe)
+    return common
 
 
 def _mask_by_head(probe: Probe) -> Bools:

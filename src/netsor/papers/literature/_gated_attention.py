@@ -174,8 +174,8 @@ def stack(kind: str, depth: int, width: int, hidden: int) -> Program:
     streams = stream(STD * ns.gaussian(width, DEEP_TOKENS), next_block, depth)
     direction = ns.gaussian(width).reshape(1)
     f = ns.dot(direction, ns.rms_norm(streams[-1]))[0, -1]
-    inner = [streams[number] for number in measured_blocks(depth)]
-    return Program(squares(ns.grad(f, inner)))
+    measured = [streams[number] for number in measured_blocks(depth)]
+    return Program(squares(ns.grad(f, measured)))
 
 
 def measured_blocks(depth: int) -> tuple[int, ...]:

@@ -127,32 +127,23 @@ def _cosine_parts(quick: bool) -> list[Part]:
     for beta in READ:
         for index in range(1 if quick else 6):
             arguments = _cosine_arguments(beta, WIDTH, draws=4, index=index)
-            parts.append(
-                Part(
-                    label=f"wide {beta} {index}",
-                    work=cosines,
-                    arguments=arguments,
-                    seconds=8.0,
-                )
-            )
-        # the limit varies less, and at small β a quick run leaves it out
-        if beta > 1:
-            repeats = 1 if quick else 3
-        else:
-            repeats = 0 if quick else 1
-        for index in range(repeats):
-            draws = 3 if quick else 6
+            label = f"wide {beta} {index}"
+            parts.append(Part(label, work=cosines, arguments=arguments, seconds=8.0))
+        for index in range(_limit_part_count(beta, quick)):
+            draws, seconds = (3, 33.0) if quick else (6, 39.0)
             arguments = _cosine_arguments(beta, width=None, draws=draws, index=index)
-            seconds = 33.0 if quick else 39.0
+            label = f"limit {beta} {index}"
             parts.append(
-                Part(
-                    label=f"limit {beta} {index}",
-                    work=cosines,
-                    arguments=arguments,
-                    seconds=seconds,
-                )
+                Part(label, work=cosines, arguments=arguments, seconds=seconds)
             )
     return parts
+
+
+def _limit_part_count(beta: float, quick: bool) -> int:
+    """How many parts the limit has: it varies less than the law at their width."""
+    if beta > 1:
+        return 1 if quick else 3
+    return 0 if quick else 1
 
 
 def _cosine_arguments(

@@ -12,7 +12,17 @@ from ...laws import Estimate
 from ...report._mpl_style import BLUE, GREEN, GREY, MARK_OF, VERMILLION, new
 from ...studies import Arrays, slope_of
 from .._significance import combine, decide_below, extrapolate
-from ._result import EXPONENT_ATOL, Array, Claim, Numbers, Part, Picture, Result, near
+from ._result import (
+    EXPONENT_ATOL,
+    Array,
+    Claim,
+    Numbers,
+    Part,
+    Picture,
+    Result,
+    estimates,
+    near,
+)
 
 WIDTH = 32  # of square matrices
 RATES = (1e-4, 1e-3, 1e-2, 1e-1)  # learning rates, relative to the norm of the weights
@@ -31,9 +41,9 @@ def size_of(matrix: Array, norm: str) -> float:
 
 
 def polar(matrix: Array) -> Array:
-    """The orthogonal factor: the direction of an exact step of Muon."""
-    left, _, right = np.linalg.svd(matrix)
-    return np.asarray(left @ right)
+    """The orthogonal factor U Vᵀ of U S Vᵀ: the direction of an exact step of Muon."""
+    u, _, v_transposed = np.linalg.svd(matrix)
+    return np.asarray(u @ v_transposed)
 
 
 def after(
@@ -62,40 +72,55 @@ def decays(steps: int, draws: int, seed: int) -> Arrays:
     Frobenius norm, over that of the step itself.
     """
     rng = np.random.default_rng(seed)
-    norms_of_changes: dict[str, list[Any]] = {norm: [] for norm in NORMS}
+    changes: dict[str, list[Any]] = {norm: [] for norm in NORMS}
     differences, large = [], []
     for _ in range(draws):
         weights = rng.standard_normal((WIDTH, WIDTH))
         gradients = list(rng.standard_normal((steps, WIDTH, WIDTH)))
         for norm in NORMS:
             weights = weights / size_of(weights, norm)
-            changes = []
-            for rate in RATES:
-                with_decay = after(weights, gradients, rate, DECAY, norm)
-                without = after(weights, gradients, rate, 0.0, norm)
-                changes.append(size_of(with_decay - without, norm))
-                faster = rate / (1 - rate * DECAY)
-                one, other = (
-                    after(weights, gradients[:1], eta, decay, norm)
-                    for eta, decay in ((rate, DECAY), (faster, 0.0))
-                )
-                differences.append(size_of(one - other, norm))
-            norms_of_changes[norm].append(changes)
+            changes[norm].append(
+                [_change_by_decay(weights, gradients, rate, norm) for rate in RATES]
+            )
+            differences += [
+                _difference_from_faster_step(weights, gradients[0], rate, norm)
+                for rate in RATES
+            ]
         weights = weights / size_of(weights, "Frobenius")
-        pair = [
-            after(weights, gradients[:1], LARGE_RATE, decay, "Frobenius")
-            for decay in (LARGE_DECAY, 0.0)
-        ]
-        change = size_of(pair[0] - pair[1], "Frobenius")
-        large.append(change / size_of(pair[1] - weights, "Frobenius"))
-    arrays: dict[str, Any] = {
-        norm: np.array(rows) for norm, rows in norms_of_changes.items()
-    }
+        large.append(_change_by_large_decay(weights, gradients[0]))
+    arrays: dict[str, Any] = {norm: np.array(rows) for norm, rows in changes.items()}
     return {
         **arrays,
         "identity": np.array([max(differences)]),
         "large": np.array(large),
     }
+
+
+def _change_by_decay(
+    weights: Array, gradients: Sequence[Array], rate: float, norm: str
+) -> float:
+    """The norm of what decay changes in the weights after all steps."""
+    with_decay = after(weights, gradients, rate, DECAY, norm)
+    without_decay = after(weights, gradients, rate, 0.0, norm)
+    return size_of(with_decay - without_decay, norm)
+
+
+def _difference_from_faster_step(
+    weights: Array, gradient: Array, rate: float, norm: str
+) -> float:
+    """How far a step with decay is from one with the rate η/(1 − ηλ) and none."""
+    with_decay = after(weights, [gradient], rate, DECAY, norm)
+    faster_rate = rate / (1 - rate * DECAY)
+    faster = after(weights, [gradient], faster_rate, 0.0, norm)
+    return size_of(with_decay - faster, norm)
+
+
+def _change_by_large_decay(weights: Array, gradient: Array) -> float:
+    """What a large decay changes in a large step, over the step."""
+    with_decay = after(weights, [gradient], LARGE_RATE, LARGE_DECAY, "Frobenius")
+    without_decay = after(weights, [gradient], LARGE_RATE, 0.0, "Frobenius")
+    change = size_of(with_decay - without_decay, "Frobenius")
+    return change / size_of(without_decay - weights, "Frobenius")
 
 
 def parts(quick: bool) -> list[Part]:
@@ -118,10 +143,9 @@ def parts(quick: bool) -> list[Part]:
 
 def _changes(numbers: Numbers, steps: int, norm: str) -> list[Estimate]:
     """The mean change by rate."""
-    draws = numbers[f"{steps} steps"][norm]
+    draws = numbers[f"{steps} steps"][norm]  # (draws, rates)
     errors = draws.std(axis=0, ddof=1) / math.sqrt(len(draws))
-    pairs = zip(draws.mean(axis=0), errors, strict=True)
-    return [Estimate(float(value), float(error)) for value, error in pairs]
+    return estimates(draws.mean(axis=0), errors)
 
 
 def _exponents(numbers: Numbers, norms: Sequence[str]) -> tuple[str, str]:

@@ -15,7 +15,6 @@ from ...nn import attention as attention_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
-    COLUMN,
     GREEN,
     GREY,
     MARK_OF,
@@ -24,10 +23,11 @@ from ...report._mpl_style import (
     VERMILLION,
 )
 from ...studies import Arrays
+from .._figures import new_wide
 from .._significance import combine, decide_below, extrapolate
 from ._depth import stream
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean
-from ._uniform import Network, Uniform, shares
+from ._uniform import Network, Perceptron, Uniform, shares
 
 STD = 0.02  # of all weights and embeddings, as in both models' code
 
@@ -79,17 +79,19 @@ def network(model: str, depth: int | None = None, positions: bool = True) -> Net
     """A model at infinite width, without scores; `depth` replaces its own."""
     size = MODELS[model]
     blocks = depth or size.depth
-    scaled = 1 / math.sqrt(2 * blocks) if size.scaled else 1.0
+    branch_scale = 1 / math.sqrt(2 * blocks) if size.scaled else 1.0
     sigma = STD * math.sqrt(size.width)
-    learned = model == "gpt2" and positions
+    has_learned_positions = model == "gpt2" and positions
     return Network(
         depth=blocks,
-        embedding=STD * math.sqrt(2.0 if learned else 1.0),
-        values=sigma * STD * math.sqrt(size.heads * HEAD_DIM) * scaled,
-        hidden=sigma,
-        out=STD * math.sqrt(size.hidden) * scaled,
-        activation="silu" if size.gated else "gelu",
-        gated=size.gated,
+        embedding=STD * math.sqrt(2.0 if has_learned_positions else 1.0),
+        values=sigma * STD * math.sqrt(size.heads * HEAD_DIM) * branch_scale,
+        perceptron=Perceptron(
+            activation="silu" if size.gated else "gelu",
+            hidden=sigma,
+            out=STD * math.sqrt(size.hidden) * branch_scale,
+            gated=size.gated,
+        ),
     )
 
 
@@ -180,12 +182,12 @@ def linear(seed: int) -> Arrays:
     cesaro = Uniform(CESARO_TOKENS)
     row = np.zeros((CESARO_TOKENS, 1))
     row[-1] = 1.0
-    places = np.round(np.array(CESARO_AT) * CESARO_TOKENS).astype(int) - 1
+    positions = np.round(np.array(CESARO_AT) * CESARO_TOKENS).astype(int) - 1
     densities = []
     for power in range(1, max(CESARO_POWERS) + 1):
         row = cesaro.gathered_rows(row)
         if power in CESARO_POWERS:
-            densities.append(CESARO_TOKENS * row[places, 0])
+            densities.append(CESARO_TOKENS * row[positions, 0])
     return {
         "density": np.array(densities),
         "shares": shares(_linear_network(), Uniform(LINEAR_TOKENS)),
@@ -195,14 +197,12 @@ def linear(seed: int) -> Arrays:
 
 
 def _linear_network() -> Network:
-    """Residual blocks of attention alone."""
+    """Residual blocks of attention alone, without norms."""
     return Network(
         depth=LINEAR_DEPTH,
         embedding=1.0,
         values=math.sqrt(LINEAR_GAIN),
-        hidden=1.0,
-        out=1.0,
-        activation=None,
+        perceptron=None,
         normed=False,
     )
 
@@ -210,10 +210,12 @@ def _linear_network() -> Network:
 def last_rows(tokens: int, powers: int) -> Array:
     """The last rows of M^0, …, M^powers, (powers + 1, tokens)."""
     cesaro = Uniform(tokens)
-    rows = [np.eye(1, tokens, tokens - 1).T]
+    last_row = np.zeros((tokens, 1))  # of M^0, as a column
+    last_row[-1] = 1.0
+    columns = [last_row]
     for _ in range(powers):
-        rows.append(cesaro.gathered_rows(rows[-1]))
-    return np.hstack(rows).T
+        columns.append(cesaro.gathered_rows(columns[-1]))
+    return np.hstack(columns).T
 
 
 def path_shares(tokens: int, depth: int, gain: float) -> Array:
@@ -223,9 +225,13 @@ def path_shares(tokens: int, depth: int, gain: float) -> Array:
     all tokens share; products over different blocks are uncorrelated.
     """
     rows = last_rows(tokens, depth)
-    weights = np.array([math.comb(depth, k) * gain**k for k in range(depth + 1)])
-    squares = weights @ rows**2
+    squares = _binomial_weights(depth, gain) @ rows**2
     return np.asarray(squares / squares.sum())
+
+
+def _binomial_weights(depth: int, factor: float) -> Array:
+    """C(L, k) factor^k for k = 0, …, L."""
+    return np.array([math.comb(depth, k) * factor**k for k in range(depth + 1)])
 
 
 def amplitude_shares(tokens: int, depth: int, gain: float) -> Array:
@@ -234,10 +240,8 @@ def amplitude_shares(tokens: int, depth: int, gain: float) -> Array:
     α/(1 − α) is √c, so that one block has the ratio of `path_shares`.
     """
     rows = last_rows(tokens, depth)
-    root = math.sqrt(gain)
-    weights = np.array([math.comb(depth, k) * root**k for k in range(depth + 1)])
-    squares = (weights @ rows) ** 2
-    return np.asarray(squares / squares.sum())
+    amplitudes = _binomial_weights(depth, math.sqrt(gain)) @ rows
+    return np.asarray(amplitudes**2 / np.sum(amplitudes**2))
 
 
 def cesaro_density(power: int, x: Array) -> Array:
@@ -327,36 +331,39 @@ def _long_length(quick: bool) -> int:
     return 128 if quick else LONG_LENGTH
 
 
-def summaries(found: Array) -> dict[str, Estimate]:
+def summaries(shares: Array) -> dict[str, Estimate]:
     """Ratios of shares: the anchor, primacy and rise of the rules; and some shares.
 
-    `found` is (draws, tokens); a limit has one row, and no error.
+    `shares` is (draws, tokens); a limit has one row, and no error.
     """
-    tokens = found.shape[1]
-    middle = found[:, tokens // 4 : 3 * tokens // 4].mean(axis=1)
-    right = found[:, tokens - max(tokens // 8, 2) : -1].mean(axis=1)
+    tokens = shares.shape[1]
+    first_quarter, last_quarter = tokens // 4, 3 * tokens // 4
+    last_eighth = tokens - max(tokens // 8, 2)
+    first, before_last, last = shares[:, 0], shares[:, -2], shares[:, -1]
+    middle = shares[:, first_quarter:last_quarter].mean(axis=1)
+    right = shares[:, last_eighth:-1].mean(axis=1)
     columns = {
-        "first": found[:, 0],
-        "middle half": middle * (3 * tokens // 4 - tokens // 4),
-        "last": found[:, -1],
-        "anchor": found[:, -1] / found[:, -2],
-        "primacy": found[:, 0] / middle,
+        "first": first,
+        "middle half": middle * (last_quarter - first_quarter),
+        "last": last,
+        "anchor": last / before_last,
+        "primacy": first / middle,
         "rise": right / middle,
     }
-    if len(found) == 1:
+    if len(shares) == 1:
         return {name: Estimate(float(x[0]), 0.0) for name, x in columns.items()}
     return {name: mean(x) for name, x in columns.items()}
 
 
 def _limit(numbers: Numbers, model: str, depth: int) -> dict[str, Estimate]:
     """The summaries of the limit of this depth, at the length that was run."""
-    for label in numbers:
-        _, *words = label.split()
-        if label.startswith("limit") and words[0] == model:
-            tokens, blocks, window, _ = map(int, words[1:])
-            is_length = tokens in (_long_length(False), _long_length(True))
-            if is_length and blocks == depth and not window:
-                return summaries(numbers[label]["shares"])
+    lengths = (_long_length(False), _long_length(True))
+    for label, arrays in numbers.items():
+        if not label.startswith(f"limit {model} "):
+            continue
+        tokens, blocks, window, _sinks = map(int, label.split()[2:])
+        if tokens in lengths and blocks == depth and not window:
+            return summaries(arrays["shares"])
     raise KeyError(f"limit {model} {depth}")
 
 
@@ -569,25 +576,44 @@ def rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 def draw(numbers: Numbers) -> Any:
     """Shares by position: by length, and for variants of one length."""
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(2 * COLUMN, 2.8), layout="constrained")
+    figure = new_wide(2.8)
     left, right = figure.subplots(1, 2)
+    _plot_lengths(left, numbers)
+    _plot_variants(right, numbers)
+    for axes in (left, right):
+        axes.set(yscale="log")
+    left.set_ylim(2e-7, 30)
+    left.legend(fontsize=6, ncols=2, loc="upper center")
+    right.legend(fontsize=6)
+    return figure
+
+
+def _plot_lengths(axes: Any, numbers: Numbers) -> None:
+    """Shares in GPT-2 by length: limits as lines, and the exact law as points.
+
+    Without the exact law, one point at the last token names the length.
+    """
     depth = MODELS["gpt2"].depth
     colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, GREY)
     for tokens, colour in zip(LONG_LENGTHS, colours, strict=True):
         label = f"limit gpt2 {tokens} {depth} 0 0"
         if label not in numbers:
             continue
-        share = numbers[label]["shares"][0]
-        left.plot(np.arange(1, tokens + 1) / tokens, share, color=colour, lw=1)
+        limit = numbers[label]["shares"][0]
+        positions = np.arange(1, tokens + 1) / tokens
+        axes.plot(positions, limit, color=colour, lw=1)
         exact = numbers.get(f"gpt2 {tokens}")
+        if exact is None:
+            positions, points = positions[-1:], limit[-1:]
+        else:
+            points = exact["shares"].mean(axis=0)
         style = {"ls": "", "ms": 2.5, "color": colour, "marker": "o"}
-        points = share[-1:] if exact is None else exact["shares"].mean(axis=0)
-        start = tokens if exact is None else 1
-        places: Array = np.arange(start, tokens + 1) / tokens
-        left.plot(places, points, label=f"{tokens} tokens", **style)
-    left.set(title="GPT-2, by length", xlabel="position / length", ylabel="share")
+        axes.plot(positions, points, label=f"{tokens} tokens", **style)
+    axes.set(title="GPT-2, by length", xlabel="position / length", ylabel="share")
+
+
+def _plot_variants(axes: Any, numbers: Numbers) -> None:
+    """Mean shares of the exact law of each variant."""
     variants = {
         "gpt2 none": ("GPT-2, no positions", BLUE),
         "gpt2 rotary": ("GPT-2, rotary", ORANGE),
@@ -596,26 +622,11 @@ def draw(numbers: Numbers) -> Any:
         "qwen2 rotary": ("Qwen2", PURPLE),
     }
     for label, (name, colour) in variants.items():
-        share = numbers[label]["shares"].mean(axis=0)
-        places = np.arange(1.0, len(share) + 1)
-        marker = MARK_OF[colour]
-        right.plot(
-            places,
-            share,
-            color=colour,
-            lw=1,
-            marker=marker,
-            ms=2,
-            mfc="none",
-            label=name,
-        )
-    right.set(title="Variants", xlabel="position")
-    for axes in (left, right):
-        axes.set(yscale="log")
-    left.set_ylim(2e-7, 30)
-    left.legend(fontsize=6, ncols=2, loc="upper center")
-    right.legend(fontsize=6)
-    return figure
+        means = numbers[label]["shares"].mean(axis=0)
+        positions = np.arange(1.0, len(means) + 1)
+        style = {"marker": MARK_OF[colour], "ms": 2, "mfc": "none", "color": colour}
+        axes.plot(positions, means, lw=1, label=name, **style)
+    axes.set(title="Variants", xlabel="position")
 
 
 RESULT = Result(

@@ -20,7 +20,6 @@ from ...programs._program import Program
 from ...report._mpl_style import (
     BLACK,
     BLUE,
-    COLUMN,
     DOTTED,
     GREEN,
     GREY,
@@ -31,6 +30,7 @@ from ...report._mpl_style import (
 )
 from ...studies import Arrays, slope_of
 from ...studies.coord_check import coord_check
+from .._figures import new_wide
 from .._significance import (
     AGREES,
     DISAGREES,
@@ -149,23 +149,29 @@ def closed_variance(kind: str, width: float) -> float:
 
     In each head it is E[K_TT Σ_ss' g_s g_s' K_ss'²], where K is the Gram matrix of the
     tokens: ρ times a Wishart matrix over n, ρ = χ²_n/n. The moments of order three of
-    both are polynomials in 1/n.
+    both are polynomials in e = 1/n.
     """
     g = token_weights(kind)
     e = 0.0 if width == math.inf else 1.0 / width
     last, before = g[:, -1], g[:, :-1]
-    # E[K_TT K_ss'²] of the Wishart part, for s = s' = T, s = s' < T, s < s' < T, and
-    # for s < s' = T
-    both_last = (1 + 2 * e) * (1 + 4 * e)
-    same = 1 + 2 * e
-    apart = e
-    one_last = (1 + 2 * e) * e
+    # E[K_TT K_ss'²] of the Wishart part
+    both_last = (1 + 2 * e) * (1 + 4 * e)  # s = s' = T
+    both_equal = 1 + 2 * e  # s = s' < T
+    different = e  # s < s' < T
+    one_last = (1 + 2 * e) * e  # s < s' = T
+    # Σ g_s g_s' over these pairs, in each head
     squares = (before**2).sum(axis=1)
     sums = before.sum(axis=1)
-    total = both_last * last**2 + same * squares
-    total = total + apart * (sums**2 - squares) + 2 * one_last * last * sums
-    factor = (1 + 2 * e) * (1 + 4 * e)  # E[ρ³]
-    return float(factor * total.mean())
+    products_before = sums**2 - squares
+    products_with_last = 2 * last * sums
+    total = (
+        both_last * last**2
+        + both_equal * squares
+        + different * products_before
+        + one_last * products_with_last
+    )
+    third_moment = (1 + 2 * e) * (1 + 4 * e)  # E[ρ³]
+    return float(third_moment * total.mean())
 
 
 def closed_density(kind: str, y: Array) -> Array:
@@ -177,9 +183,11 @@ def closed_density(kind: str, y: Array) -> Array:
     """
     g = token_weights(kind).ravel()
     t = np.linspace(0, 150.0, 60_001)
-    phi = np.exp(-0.5 * np.log1p(np.outer(t**2, g**2) / HEADS).sum(axis=1))
-    waves = np.cos(np.outer(y, t)) * phi
-    return np.asarray(np.trapezoid(waves, t, axis=1) / math.pi)
+    logarithms = np.log1p(np.outer(t**2, g**2) / HEADS)  # (t, heads · tokens)
+    characteristic = np.exp(-0.5 * logarithms.sum(axis=1))
+    waves = np.cos(np.outer(y, t))
+    density = np.trapezoid(waves * characteristic, t, axis=1) / math.pi
+    return np.asarray(density)
 
 
 def mamba2_variance() -> float:
@@ -381,9 +389,9 @@ def _learning_rates(numbers: Numbers) -> Claim:
     """The rule of µP for Adam that the exponents give."""
     verdicts, lines = [], []
     for kind, names in MATRICES.items():
-        found = estimates(*numbers[f"rule {kind}"]["exponent"].T)
-        verdicts += [near(exponent, 1.0, RULE_ATOL) for exponent in found]
-        pairs = zip(names, found, strict=True)
+        exponents = estimates(*numbers[f"rule {kind}"]["exponent"].T)
+        verdicts += [near(exponent, 1.0, RULE_ATOL) for exponent in exponents]
+        pairs = zip(names, exponents, strict=True)
         listed = ", ".join(f"{name} {exponent}" for name, exponent in pairs)
         lines.append(f"{TITLES[kind]}: {listed}")
     return Claim(
@@ -454,9 +462,8 @@ def distance_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 def draw(numbers: Numbers) -> Any:
     """Densities of the four layers at finite widths and in the limit."""
     import matplotlib as mpl
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 * COLUMN, 3.6), layout="constrained")
+    figure = new_wide(3.6)
     colours = mpl.colormaps["viridis"](np.linspace(0.85, 0.1, len(WIDTHS)))
     for axes, kind in zip(figure.subplots(2, 2).flat, TITLES, strict=True):
         arrays = numbers[kind]

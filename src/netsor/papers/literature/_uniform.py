@@ -109,32 +109,65 @@ ACTIVATIONS = {
 
 
 def hermite_series(f: Callable[[Array], Array], std: float) -> Array:
-    """Squares of the Hermite coefficients of f(std z): E f f' is Σ_k a_k ρ^k."""
+    """Squares of the Hermite coefficients of f(std z): E f f' is Σ_k a_k ρ^k.
+
+    Normalised Hermite polynomials have h_{k+1} = (z h_k − √k h_{k−1})/√(k + 1).
+    """
     nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
     weights = weights / weights.sum()
     values = weights * f(std * nodes)
-    before, polynomial = np.zeros_like(nodes), np.ones_like(nodes)
+    previous, polynomial = np.zeros_like(nodes), np.ones_like(nodes)
     squares = []
     for degree in range(TERMS):
-        squares.append(float(values @ polynomial) ** 2)
-        raised = nodes * polynomial - math.sqrt(degree) * before
-        before, polynomial = polynomial, raised / math.sqrt(degree + 1)
+        coefficient = float(values @ polynomial)
+        squares.append(coefficient**2)
+        following = nodes * polynomial - math.sqrt(degree) * previous
+        previous, polynomial = polynomial, following / math.sqrt(degree + 1)
     return np.array(squares)
 
 
 def power_series(coefficients: Array, rho: Array) -> Array:
-    """Σ_k a_k ρ^k, without terms below rounding."""
-    kept = np.flatnonzero(coefficients > 1e-16 * coefficients.sum())
-    flat, total = rho.reshape(-1), np.empty(rho.size)
+    """Σ_k a_k ρ^k by Horner's rule, up to the last term above rounding."""
+    above_rounding = np.flatnonzero(coefficients > 1e-16 * coefficients.sum())
+    degree = above_rounding[-1]
+    flat, result = rho.reshape(-1), np.empty(rho.size)
     # piece by piece, as each is used once for every term and then stays in the cache
     for start in range(0, rho.size, CACHED_NUMBERS):
         piece = slice(start, start + CACHED_NUMBERS)
-        sums = np.full_like(flat[piece], coefficients[kept[-1]])
-        for coefficient in coefficients[: kept[-1]][::-1]:
+        sums = np.full_like(flat[piece], coefficients[degree])
+        for coefficient in coefficients[:degree][::-1]:
             sums *= flat[piece]
             sums += coefficient
-        total[piece] = sums
-    return total.reshape(rho.shape)
+        result[piece] = sums
+    return result.reshape(rho.shape)
+
+
+@dataclass(frozen=True)
+class Perceptron:
+    """The perceptron of a block: W₂ φ(W₁ x), or W₂ (φ(W₁ x) · W_g x) with a gate."""
+
+    activation: str  # of ACTIVATIONS
+    hidden: float  # σ of the first matrix, and of the gate's
+    out: float  # σ of the second matrix
+    gated: bool = False
+
+    def gram(self, rho: Array) -> Array:
+        """The Gram matrix of the hidden layer, for normed inputs of cosine ρ."""
+        value = ACTIVATIONS[self.activation].value
+        gram = power_series(hermite_series(value, self.hidden), rho)
+        return gram * self.hidden**2 * rho if self.gated else gram
+
+    def slopes(self, rho: Array) -> Array:
+        """The factor of a Gram matrix of gradients through the perceptron."""
+        value, slope = ACTIVATIONS[self.activation]
+        through_activation = power_series(hermite_series(slope, self.hidden), rho)
+        through_activation *= self.hidden**2
+        if not self.gated:
+            return through_activation
+        # φ' times the gate, and φ times the derivative of the gate
+        gate_gram = self.hidden**2 * rho
+        activation_gram = power_series(hermite_series(value, self.hidden), rho)
+        return through_activation * gate_gram + self.hidden**2 * activation_gram
 
 
 @dataclass(frozen=True)
@@ -144,29 +177,8 @@ class Network:
     depth: int
     embedding: float  # the standard deviation of a token's coordinates
     values: float  # σ_V σ_O
-    hidden: float  # σ of the perceptron's first matrix, and of its gate
-    out: float
-    activation: str | None = "gelu"  # None: no perceptron
-    gated: bool = False
+    perceptron: Perceptron | None = None  # None: blocks of attention alone
     normed: bool = True  # whether branches and the readout see normed vectors
-
-    def perceptron(self, rho: Array) -> Array:
-        """The Gram matrix of the hidden layer, for normed inputs of cosine ρ."""
-        assert self.activation is not None
-        value = ACTIVATIONS[self.activation].value
-        gram = power_series(hermite_series(value, self.hidden), rho)
-        return gram * self.hidden**2 * rho if self.gated else gram
-
-    def slopes(self, rho: Array) -> Array:
-        """The factor of a Gram matrix of gradients through the perceptron."""
-        assert self.activation is not None
-        value, slope = ACTIVATIONS[self.activation]
-        total = self.hidden**2 * power_series(hermite_series(slope, self.hidden), rho)
-        if self.gated:
-            total *= self.hidden**2 * rho
-            gram = power_series(hermite_series(value, self.hidden), rho)
-            total += self.hidden**2 * gram
-        return total
 
 
 def normalised(gram: Array, normed: bool = True) -> tuple[Array, Array]:
@@ -186,17 +198,18 @@ def forward(
     `network.embedding`. Several contexts of the same length may follow each other.
     """
     contexts = len(start) // attention.tokens
+    perceptron = network.perceptron
     gram = network.embedding**2 * start
     inputs = []
     for _ in range(network.depth):
-        seen = normalised(gram, network.normed)
-        inputs.append(seen)
-        added = _mixed_blocks(attention, seen[0], contexts)
-        gram = gram + network.values**2 * added
-        if network.activation is not None:
-            seen = normalised(gram, network.normed)
-            inputs.append(seen)
-            gram = gram + network.out**2 * network.perceptron(seen[0])
+        cosines, sizes = normalised(gram, network.normed)
+        inputs.append((cosines, sizes))
+        mixed = _mixed_blocks(attention, cosines, contexts)
+        gram = gram + network.values**2 * mixed
+        if perceptron is not None:
+            cosines, sizes = normalised(gram, network.normed)
+            inputs.append((cosines, sizes))
+            gram = gram + perceptron.out**2 * perceptron.gram(cosines)
     return gram, inputs
 
 
@@ -204,33 +217,36 @@ def _mixed_blocks(attention: Uniform, gram: Array, contexts: int) -> Array:
     """A G Aᵀ, where A acts in each context by itself."""
     if contexts == 1:
         return attention.mixed(gram)
-    mixed = np.empty_like(gram)
     tokens = attention.tokens
+    # G_ij, the products of tokens of the contexts i and j
+    by_context = gram.reshape(contexts, tokens, contexts, tokens)
+    mixed = np.empty_like(by_context)
     for i in range(contexts):
         for j in range(contexts):
-            rows, columns = slice(i * tokens, None), slice(j * tokens, None)
-            block = gram[rows, columns][:tokens, :tokens]
-            half = attention._mix(block)
-            mixed[rows, columns][:tokens, :tokens] = attention._mix(half.T).T
-    return mixed
+            half = attention._mix(by_context[i, :, j])
+            mixed[i, :, j] = attention._mix(half.T).T
+    return mixed.reshape(gram.shape)
 
 
 def shares(network: Network, attention: Uniform) -> Array:
     """The share of each token in |∂f/∂x|², for different tokens x.
 
-    f is a random readout of the last token.
+    f is a random readout of the last token. The Gram matrix of gradients is followed
+    back through all branches.
     """
     tokens = attention.tokens
+    perceptron = network.perceptron
     last, inputs = forward(network, attention, np.eye(tokens))
+    _, sizes = normalised(last, network.normed)
     gram = np.zeros((tokens, tokens))
-    gram[-1, -1] = 1 / normalised(last, network.normed)[1][-1] ** 2
-    branches = 1 if network.activation is None else 2
+    gram[-1, -1] = 1 / sizes[-1] ** 2
     for number in reversed(range(len(inputs))):
-        rho, root = inputs[number]
-        if number % branches == 1:
-            added = network.out**2 * network.slopes(rho) * gram
+        cosines, sizes = inputs[number]
+        is_second_branch = number % 2 == 1
+        if perceptron is not None and is_second_branch:
+            added = perceptron.out**2 * perceptron.slopes(cosines) * gram
         else:
             added = network.values**2 * attention.gathered(gram)
-        gram = gram + added / np.multiply.outer(root, root)
+        gram = gram + added / np.multiply.outer(sizes, sizes)
     squares = np.diag(gram)
     return np.asarray(squares / squares.sum())

@@ -20,7 +20,6 @@ from ...nn import block as block_layer
 from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
-    COLUMN,
     GREEN,
     MARK_OF,
     ORANGE,
@@ -30,10 +29,11 @@ from ...report._mpl_style import (
     new,
 )
 from ...studies import Arrays
+from .._figures import new_wide
 from .._significance import combine, decide_below, extrapolate
 from ._depth import stream
 from ._result import Array, Claim, Numbers, Part, Picture, Result, mean
-from ._uniform import Network, Uniform, forward, normalised
+from ._uniform import Network, Perceptron, Uniform, forward, normalised
 
 # Of the stacks: the widths of Llama 2 7B, perceptrons of four times the width without
 # gates and of 8/3 of it with gates, weights of standard deviation STD.
@@ -129,11 +129,12 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
 
 def mean_cosine(grams: Array) -> Array:
     """The mean cosine of different contexts, (…), from Gram matrices (…, c, c)."""
-    root = np.sqrt(np.diagonal(grams, axis1=-2, axis2=-1))
-    cosines = grams / (root[..., :, None] * root[..., None, :])
+    sizes = np.sqrt(np.diagonal(grams, axis1=-2, axis2=-1))
+    cosines = grams / (sizes[..., :, None] * sizes[..., None, :])
     contexts = grams.shape[-1]
-    total = cosines.sum(axis=(-2, -1)) - contexts
-    return np.asarray(total / (contexts * (contexts - 1)))
+    pairs = contexts * (contexts - 1)
+    off_diagonal = cosines.sum(axis=(-2, -1)) - contexts
+    return np.asarray(off_diagonal / pairs)
 
 
 def stacks(activation: str, length: int, width: int, draws: int, seed: int) -> Arrays:
@@ -193,17 +194,15 @@ def shared_words(tokens: int, seed: int) -> Arrays:
     ids = rng.integers(SHARED_VOCABULARY, size=2 * tokens)
     start = (ids[:, None] == ids[None, :]).astype(np.float64)
     sigma = STD * math.sqrt(WIDTH)
-    net = Network(
-        depth=DEPTH,
-        embedding=STD,
-        values=sigma**2,
+    perceptron = Perceptron(
+        activation="silu",
         hidden=sigma,
         out=STD * math.sqrt(HIDDEN[True]),
-        activation="silu",
         gated=True,
     )
+    net = Network(depth=DEPTH, embedding=STD, values=sigma**2, perceptron=perceptron)
     last, _ = forward(net, Uniform(tokens), start)
-    cosines = normalised(last)[0]
+    cosines, _ = normalised(last)
     # every pair of late positions of the two contexts
     late = slice(3 * tokens // 4, tokens)
     across = cosines[:tokens, tokens:][late, late]
@@ -222,34 +221,44 @@ def agreement(rho: float, vocabulary: int) -> float:
     if rho >= 1:
         return 1.0
     nodes, weights = np.polynomial.legendre.leggauss(AGREEMENT_NODES)
-    bottom, top = LOWEST, float(stats.norm.isf(TAIL / vocabulary))
-    x = bottom + (nodes + 1) / 2 * (top - bottom)
-    w = weights * (top - bottom) / 2
-    cdf = bivariate_cdf(x, rho)
-    r2 = 1 - rho**2
-    square = x[:, None] ** 2 + x[None, :] ** 2 - 2 * rho * np.multiply.outer(x, x)
-    density = np.exp(-0.5 * square / r2) / (2 * math.pi * math.sqrt(r2))
-    inner = density * np.exp((vocabulary - 1) * np.log(np.maximum(cdf, 1e-300)))
-    return float(vocabulary * (w @ inner @ w))
+    lowest, highest = LOWEST, float(stats.norm.isf(TAIL / vocabulary))
+    length = highest - lowest
+    x = lowest + (nodes + 1) / 2 * length
+    dx = weights * length / 2
+    density = _bivariate_density(x, rho)
+    cdf = np.maximum(bivariate_cdf(x, rho), 1e-300)
+    integrand = density * np.exp((vocabulary - 1) * np.log(cdf))
+    return float(vocabulary * (dx @ integrand @ dx))
+
+
+def _bivariate_density(x: Array, rho: float) -> Array:
+    """φ₂(x_i, x_j; ρ), the density of two normals with correlation ρ."""
+    variance = 1 - rho**2  # of one given the other
+    squares = x[:, None] ** 2 + x[None, :] ** 2
+    form = squares - 2 * rho * np.multiply.outer(x, x)
+    exponential = np.exp(-0.5 * form / variance)
+    return np.asarray(exponential / (2 * math.pi * math.sqrt(variance)))
 
 
 def bivariate_cdf(x: Array, rho: float) -> Array:
     """P(X ≤ x_i, Y ≤ x_j) of normals with correlation ρ, by Plackett's integral.
 
-    ∂Φ₂/∂ρ is the density, and Φ₂ at ρ = 0 the product.
+    ∂Φ₂/∂ρ is the density, and Φ₂ at ρ = 0 the product. With ρ = sin θ, the integral is
+    that of exp(−(x² + y² − 2xy sin θ)/(2 cos² θ))/2π over θ, by Gauss–Legendre.
     """
     nodes, weights = np.polynomial.legendre.leggauss(64)
     angle = math.asin(rho)
-    total = np.zeros((len(x), len(x)))
     squares = x[:, None] ** 2 + x[None, :] ** 2
     products = np.multiply.outer(x, x)
+    integral = np.zeros((len(x), len(x)))
     for node, weight in zip(nodes, weights, strict=True):
         theta = angle * (node + 1) / 2
         sine, cosine = math.sin(theta), math.cos(theta)
         exponent = -(squares - 2 * sine * products) / (2 * cosine**2)
-        total += weight * angle / 2 * np.exp(exponent)
-    below = special.ndtr(x)
-    return np.asarray(np.multiply.outer(below, below) + total / (2 * math.pi))
+        integral += weight * angle / 2 * np.exp(exponent)
+    cdf = special.ndtr(x)
+    independent = np.multiply.outer(cdf, cdf)
+    return np.asarray(independent + integral / (2 * math.pi))
 
 
 def direction_agreement(width: int, vocabulary: int) -> float:
@@ -266,12 +275,17 @@ def direction_agreement(width: int, vocabulary: int) -> float:
 
 
 def largest_of(vocabulary: int) -> float:
-    """The mean of the largest of so many normal numbers."""
+    """The mean of the largest M of so many normal numbers.
+
+    E M = ∫_0^∞ P(M > z) dz − ∫_{−∞}^0 P(M ≤ z) dz, where log P(M ≤ z) = V log Φ(z).
+    """
     z = np.linspace(-8, 12, 20_001)
-    log_below = vocabulary * special.log_ndtr(z)
-    positive = np.trapezoid(-np.expm1(log_below[z >= 0]), z[z >= 0])
-    negative = np.trapezoid(np.exp(log_below[z < 0]), z[z < 0])
-    return float(positive - negative)
+    log_cdf = vocabulary * special.log_ndtr(z)
+    is_positive = z >= 0
+    z_above, z_below = z[is_positive], z[~is_positive]
+    above = np.trapezoid(-np.expm1(log_cdf[is_positive]), z_above)
+    below = np.trapezoid(np.exp(log_cdf[~is_positive]), z_below)
+    return float(above - below)
 
 
 def preference(rho: float, vocabulary: int, std: float) -> float:
@@ -539,9 +553,8 @@ def atlas_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 def draw(numbers: Numbers) -> Any:
     """Cosines by block; and the chance that two contexts agree, by cosine."""
-    from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(2 * COLUMN, 2.6), layout="constrained")
+    figure = new_wide(2.6)
     left, right = figure.subplots(1, 2)
     colours = (BLUE, VERMILLION, GREEN, ORANGE)
     for activation, colour in zip(ACTIVATIONS, colours, strict=True):
@@ -569,15 +582,14 @@ def draw_atlas(numbers: Numbers) -> Any:
     """Cosines of built-in models, with and without their learned positions."""
     figure = new(2.4)
     axes = figure.subplots()
-    found = list(atlas_rows(numbers))[::-1]
-    names = [row["model"] for row in found]
-    places = np.arange(len(found))
-    cosines = [row["cosine"] for row in found]
-    errors = [4 * row["error"] for row in found]
-    axes.barh(places, cosines, xerr=errors, color=SKY, label="as built")
-    alone = [row["cosine_without_positions"] for row in found]
-    axes.plot(alone, places, "D", ms=3, color=VERMILLION, label="without positions")
-    axes.set_yticks(places, names)
+    rows = list(atlas_rows(numbers))[::-1]  # bars are drawn from below
+    heights = np.arange(len(rows))
+    cosines = [row["cosine"] for row in rows]
+    errors = [4 * row["error"] for row in rows]
+    axes.barh(heights, cosines, xerr=errors, color=SKY, label="as built")
+    alone = [row["cosine_without_positions"] for row in rows]
+    axes.plot(alone, heights, "D", ms=3, color=VERMILLION, label="without positions")
+    axes.set_yticks(heights, [row["model"] for row in rows])
     axes.set(xlabel="cosine of two contexts of four words")
     axes.legend()
     return figure

@@ -342,19 +342,8 @@ class AuditStudy(Study[Audit | Comparison]):
         models = [model for model in request.models if isinstance(model, Transformer)]
         if not models or cost.clock <= LONG:
             return ""
-        changes_by_option: dict[str, dict[str, Any]] = {}
-        if max(model.layers for model in models) > FEW_BLOCKS:
-            shallow = []
-            for model in models:
-                shallow.append(model.replace(layers=min(FEW_BLOCKS, model.layers)))
-            changes_by_option[f"--set layers={FEW_BLOCKS}"] = {"models": tuple(shallow)}
-        tokens = request.lengths[-1] // FEWER_TOKENS
-        if request.ids is None and tokens >= 2:
-            changes_by_option[f"--tokens {tokens}"] = {"tokens": (tokens,)}
-        if request.widths != "actual":
-            changes_by_option["--widths actual"] = {"widths": "actual"}
         alternatives = []
-        for option, changes in changes_by_option.items():
+        for option, changes in self._cheaper_options(models).items():
             seconds = 0.0
             for case in dataclasses.replace(request, **changes).subjects:
                 draws = request.draws_of(case.tokens)
@@ -368,6 +357,26 @@ class AuditStudy(Study[Audit | Comparison]):
                 f"a GPU (--backend torch): less than {in_time(clock)} on an H200"
             )
         return f"{CHEAPER}: {'; '.join(alternatives)}."
+
+    def _cheaper_options(
+        self, models: Sequence[Transformer]
+    ) -> dict[str, dict[str, Any]]:
+        """The options of cheaper audits, each with the fields of the request that it
+        changes.
+        """
+        request = self.request
+        options: dict[str, dict[str, Any]] = {}
+        if max(model.layers for model in models) > FEW_BLOCKS:
+            shallow = [
+                model.replace(layers=min(FEW_BLOCKS, model.layers)) for model in models
+            ]
+            options[f"--set layers={FEW_BLOCKS}"] = {"models": tuple(shallow)}
+        tokens = request.lengths[-1] // FEWER_TOKENS
+        if request.ids is None and tokens >= 2:
+            options[f"--tokens {tokens}"] = {"tokens": (tokens,)}
+        if request.widths != "actual":
+            options["--widths actual"] = {"widths": "actual"}
+        return options
 
     def saved_memory(self) -> str:
         """The memory of a draw on a device; and how much a draw of gradients takes,
@@ -562,11 +571,11 @@ def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
     first has the quadrature errors.
     """
     arrays: Arrays = {}
-    moved: Arrays = {}
-    for name in parts[0]:
+    quadrature_errors: Arrays = {}
+    for name, array in parts[0].items():
         if name.startswith(MOVED):
-            moved[name.removeprefix(MOVED)] = parts[0][name]
+            quadrature_errors[name.removeprefix(MOVED)] = array
         elif name != "seconds":
             arrays[name] = np.concatenate([part[name] for part in parts])
     seconds = float(sum(part.get("seconds", 0.0) for part in parts))
-    return Draws(subject, arrays, seconds, precision, moved)
+    return Draws(subject, arrays, seconds, precision, quadrature_errors)

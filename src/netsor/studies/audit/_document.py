@@ -151,14 +151,15 @@ def _verdict(audit: LengthResult) -> str:
     problems = "no problem found"
     if flagged:
         problems = f"{counted(len(flagged), 'problem')} found ({join_words(flagged)})"
-    counts = [f"{counted(passing, 'rule')} {'passes' if passing == 1 else 'pass'}"]
+    verb = "passes" if passing == 1 else "pass"
+    counts = [f"{counted(passing, 'rule')} {verb}"]
     if undecided:
-        counts.append(f"{undecided} {'is' if undecided == 1 else 'are'} undecided")
+        verb = "is" if undecided == 1 else "are"
+        counts.append(f"{undecided} {verb} undecided")
     if unchecked:
-        text = f"{unchecked} {'was' if unchecked == 1 else 'were'} not checked"
-        if audit.request.quick:
-            text += " (quick audit)"
-        counts.append(text)
+        verb = "was" if unchecked == 1 else "were"
+        reason = " (quick audit)" if audit.request.quick else ""
+        counts.append(f"{unchecked} {verb} not checked{reason}")
     return f"{audit.model.name}: {problems}. {'; '.join(counts)}."
 
 

@@ -164,7 +164,8 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
     colour for each kind and a line style for each model.
     """
     kinds = _kinds(models, group)
-    figure = new(2.6 + 0.14 * ((len(kinds) + 3) // 4 + len(models)))
+    legend_rows = (len(kinds) + 3) // 4 + len(models)
+    figure = new(2.6 + 0.14 * legend_rows)
     axes = figure.subplots()
     for k, result in enumerate(models):
         for i, (quantity, colour) in enumerate(zip(kinds, CYCLE, strict=False)):
@@ -172,16 +173,17 @@ def _together(models: Sequence[LengthResult], group: Quantity) -> Any:
                 continue
             band = result[quantity.name]
             assert band.blocks is not None
+            positive_medians = np.where(band.median > 0, band.median, np.nan)
             axes.plot(
                 band.blocks,
-                np.where(band.median > 0, band.median, np.nan),
+                positive_medians,
                 linestyle=STYLES[k],
                 color=colour,
                 label=quantity.kind if k == 0 else None,
                 **_marks(MARKS[i], i, len(band.blocks)),
             )
     axes.set_yscale("log")
-    if len(models) > 1:
+    if len(models) > 1:  # a line for each model in the legend
         for name, style in zip(_names(models), STYLES, strict=False):
             axes.plot([], [], linestyle=style, color=GREY, label=name)
     _label_axes(axes, models, group.title)

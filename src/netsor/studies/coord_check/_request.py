@@ -230,38 +230,47 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     the step, come last.
     """
     *earlier, last = _values_after_steps(net, optimiser, steps)
-
-    def loss_change(after: ValuesAfterStep) -> Scalar:
-        """The change of the loss in the step."""
-        if net.loss_of is None:
-            assert after.loss is not None
-            return after.loss - net.loss
-        return net.loss_of(after.watched[-1]) - net.loss
-
     squares: dict[Entry, Scalar] = {}
-    for watched, new in zip(net.watched, last.watched, strict=True):
+    for watched, after in zip(net.watched, last.watched, strict=True):
         name, block, before, mask = watched
         squares[Entry(SIZE, name, block)] = square(before, mask)
-        squares[Entry(CHANGE, name, block)] = square(new - before, mask)
-    for act, new in zip(net.acts, last.products, strict=True):
-        if isinstance(new.op, SteppedMatMul):
-            assert isinstance(act.value.op, MatMul)
-            # W' x − W x, with x before the step
-            moved = replace(new, op=replace(new.op, x=act.value.op.x))
-            factor = net.factors.get(act.value, 1.0)
-            change = square(moved - act.value) * factor**2
-            squares[Entry(UPDATE, act.kind, act.block)] = change
-    for (name, vector), new in zip(net.vectors.items(), last.vectors, strict=True):
-        squares[Entry(UPDATE, name)] = square(new - vector)
+        squares[Entry(CHANGE, name, block)] = square(after - before, mask)
+    squares |= _squares_of_updates(net, last)
     squares[Entry(SIZE, "loss")] = net.loss
-    squares[Entry(CHANGE, "loss")] = loss_change(last)
-    for step_number, after in enumerate(earlier, 1):
-        for watched, new in zip(net.watched, after.watched, strict=True):
+    squares[Entry(CHANGE, "loss")] = _loss_change(net, last)
+    for step_number, values in enumerate(earlier, 1):
+        for watched, after in zip(net.watched, values.watched, strict=True):
             name, block, before, mask = watched
             entry = Entry(what=CHANGE, name=name, block=block, step=step_number)
-            squares[entry] = square(new - before, mask)
-        squares[Entry(CHANGE, "loss", step=step_number)] = loss_change(after)
+            squares[entry] = square(after - before, mask)
+        entry = Entry(CHANGE, "loss", step=step_number)
+        squares[entry] = _loss_change(net, values)
     return squares
+
+
+def _squares_of_updates(net: Network, after: ValuesAfterStep) -> dict[Entry, Scalar]:
+    """The mean squares of what updates of weights change: W' x − W x with x before the
+    step, and v' − v of vectors.
+    """
+    squares: dict[Entry, Scalar] = {}
+    for use, product in zip(net.acts, after.products, strict=True):
+        if isinstance(product.op, SteppedMatMul):
+            assert isinstance(use.value.op, MatMul)
+            with_x_before = replace(product.op, x=use.value.op.x)
+            change = replace(product, op=with_x_before) - use.value
+            factor = net.factors.get(use.value, 1.0)
+            squares[Entry(UPDATE, use.kind, use.block)] = square(change) * factor**2
+    for (name, before), vector in zip(net.vectors.items(), after.vectors, strict=True):
+        squares[Entry(UPDATE, name)] = square(vector - before)
+    return squares
+
+
+def _loss_change(net: Network, after: ValuesAfterStep) -> Scalar:
+    """The change of the loss in a step."""
+    if net.loss_of is None:
+        assert after.loss is not None
+        return after.loss - net.loss
+    return net.loss_of(after.watched[-1]) - net.loss
 
 
 class ValuesAfterStep(NamedTuple):
@@ -305,24 +314,27 @@ def _trained_values(
 ) -> list[list[Any]]:
     """The same values after each step of training, in the same order."""
     rates = net.rates
-    if isinstance(rates, Mapping) and any(
-        isinstance(x, Optimiser) for x in rates.values()
-    ):
-        # those of a JAX model: a matrix may have a kind of its own
+    has_optimisers = isinstance(rates, Mapping) and any(
+        isinstance(rate, Optimiser) for rate in rates.values()
+    )
+    if has_optimisers:  # of a JAX model: a matrix may have a kind of its own
         return [step(values, net.loss, optimiser=rates, weights=net.parameters)]
     if steps == 1 and not net.eps:
-        return [step(values, net.loss, net.rates, optimiser, net.parameters)]
+        return [step(values, net.loss, rates, optimiser, net.parameters)]
     # by weights; None: for all
-    rates = net.rates if isinstance(net.rates, Mapping) else {None: net.rates}
-    eps = net.eps
-    if not isinstance(eps, Mapping):
-        eps = dict.fromkeys(rates, net.eps)
-    optimisers = {}
-    for weights, rate in rates.items():
-        optimisers[weights] = NAMED[optimiser].with_memory(rate, eps.get(weights, 0.0))
-    return train(
+    rate_of = rates if isinstance(rates, Mapping) else {None: rates}
+    eps_of = net.eps
+    if not isinstance(eps_of, Mapping):
+        eps_of = dict.fromkeys(rate_of, net.eps)
+    with_memory = NAMED[optimiser].with_memory
+    optimisers = {
+        weights: with_memory(rate, eps_of.get(weights, 0.0))
+        for weights, rate in rate_of.items()
+    }
+    after_steps = train(
         values, net.loss, optimiser=optimisers, steps=steps, weights=net.parameters
-    )[1:]
+    )
+    return after_steps[1:]
 
 
 def joined(entries: Mapping[Entry, Scalar]) -> Program:

@@ -196,10 +196,10 @@ class Check(Mapping[str, Verdict]):
 
     def _worst(self, what: str, step: int | None = None) -> tuple[Verdict, ...]:
         """The verdict on the worst block of each activation or kind of weight."""
-        by_name: dict[str, list[Verdict]] = {}
+        verdicts_of: dict[str, list[Verdict]] = {}
         for verdict in self.blocks(what, step):
-            by_name.setdefault(verdict.entry.name, []).append(verdict)
-        return tuple(worst(verdicts) for verdicts in by_name.values())
+            verdicts_of.setdefault(verdict.entry.name, []).append(verdict)
+        return tuple(worst(verdicts) for verdicts in verdicts_of.values())
 
     @cached_property
     def verdicts(self) -> tuple[Verdict, ...]:
@@ -611,31 +611,11 @@ def figure(checks: Sequence[Check], what: str) -> Any:
     parametrisation.
     """
     request = checks[0].request
-    at = np.array(request.at)
-    drawn: list[tuple[Any, dict[str, Any]]] = []  # axes and the lines in them
+    lines_of_axes: list[tuple[Any, dict[str, Any]]] = []
 
     def panel(axes: Any, check: Check) -> dict[str, Any]:
-        """Draw a line for each activation or kind of weight, in its worst block, and
-        return the lines by name.
-        """
-        lines: dict[str, Any] = {}
-        verdicts = check.verdicts if what == CHANGE else check.updates
-        # the logits of the batch have a line: those of the whole vocabulary would
-        # repeat it, and are in the table alone
-        entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
-        for k, entry in enumerate(entries):
-            colour = CYCLE[k % len(CYCLE)]
-            if what == CHANGE:
-                colour = COLOURS.get(entry.name, colour)
-            marker = MARKS[k % len(MARKS)]
-            line = _draw_sizes(axes, check, entry, colour, marker)
-            if line is not None:
-                lines[entry.name] = line.lines[0]
-        axes.set(xscale="log", yscale="log")
-        axes.set_xticks(at, [_tick_text(n) for n in at])
-        axes.minorticks_off()
-        axes.set_title(f"{axes.get_title()}: {_found(verdicts, what, request.axis)}")
-        drawn.append((axes, lines))
+        """Draw one parametrisation; its lines have labels at their ends, no legend."""
+        lines_of_axes.append((axes, _draw_panel(axes, check, what)))
         return {}
 
     labels = (
@@ -651,12 +631,38 @@ def figure(checks: Sequence[Check], what: str) -> Any:
         share_x=True,
     )
     with styled():
-        for axes, lines in drawn:
+        for axes, lines in lines_of_axes:
             label_ends(axes, lines)
     return canvas
 
 
-def _found(verdicts: Sequence[Verdict], what: str, axis: str) -> str:
+def _draw_panel(axes: Any, check: Check, what: str) -> dict[str, Any]:
+    """Draw a line for each activation or kind of weight, in its worst block; the lines
+    by name.
+    """
+    lines: dict[str, Any] = {}
+    verdicts = check.verdicts if what == CHANGE else check.updates
+    # the logits of the batch have a line: those of the whole vocabulary would repeat
+    # it, and are in the table alone
+    entries = [v.entry for v in verdicts if v.entry.name != "vocabulary"]
+    for k, entry in enumerate(entries):
+        colour = CYCLE[k % len(CYCLE)]
+        if what == CHANGE:
+            colour = COLOURS.get(entry.name, colour)
+        marker = MARKS[k % len(MARKS)]
+        line = _draw_sizes(axes, check, entry, colour, marker)
+        if line is not None:
+            lines[entry.name] = line.lines[0]
+    at = np.array(check.request.at)
+    axes.set(xscale="log", yscale="log")
+    axes.set_xticks(at, [_tick_text(n) for n in at])
+    axes.minorticks_off()
+    summary = _summary(verdicts, what, check.request.axis)
+    axes.set_title(f"{axes.get_title()}: {summary}")
+    return lines
+
+
+def _summary(verdicts: Sequence[Verdict], what: str, axis: str) -> str:
     """The finding in a few words, as "7 of 9 activations grow with width"."""
     noun = "activations" if what == CHANGE else "updates"
     flagged = _broken_text(verdicts, noun, axis)

@@ -17,6 +17,7 @@ import numpy as np
 from ..._validate import ArgumentError, shown
 from ...engine.backends import Numpy
 from ...maximal_update._results import OTHER_SEEDS, DerivedRule
+from ...maximal_update._subject import TrainingRun
 from .._cost import Cost
 from .._parametrisation import Parametrisation
 from .._training import TrainingCase
@@ -31,15 +32,8 @@ RULES = '"sp", a rule of parametrise, its .py or .toml file, or a list of these'
 class Training(Protocol):
     """How the modules of all widths are trained."""
 
-    def loss_after(
-        self,
-        width: int,
-        lr: float,
-        draw: int,
-        factors: Sequence[float],
-        clip_norm: float | None,
-    ) -> float:
-        """The loss after some steps, whose learning rates have factors."""
+    def loss_after(self, run: TrainingRun) -> float:
+        """The loss after the steps of a run."""
 
 
 class Library(Protocol):
@@ -92,20 +86,20 @@ class ModuleTask(SweepTask):
     def run(self) -> dict[str, Any]:
         """The losses after the last step, (rates, draws)."""
         request = self.case.program_request
-        first = self.index * request.part_draws(self.case)
+        first_draw = self.index * request.part_draws(self.case)
         losses = np.full((len(self.lr), self.draws), DIVERGED)
-        for k, rate in enumerate(self.lr):
-            for draw in range(self.draws):
-                loss = self.case.training.loss_after(
-                    int(self.case.width),
-                    rate,
-                    first + draw,
-                    request.factors,
-                    request.clip_norm,
+        for row, rate in enumerate(self.lr):
+            for column in range(self.draws):
+                run = TrainingRun(
+                    width=int(self.case.width),
+                    lr=rate,
+                    draw=first_draw + column,
+                    factors=request.factors,
+                    clip_norm=request.clip_norm,
                 )
-                losses[k, draw] = (
-                    min(loss, DIVERGED) if math.isfinite(loss) else DIVERGED
-                )
+                loss = self.case.training.loss_after(run)
+                if math.isfinite(loss) and loss < DIVERGED:
+                    losses[row, column] = loss
         return {"losses": losses, "random_numbers": np.array(0)}
 
 
@@ -189,21 +183,37 @@ class ModuleStudy(TransferStudy):
     def estimate(self) -> Cost:
         """The cost, from a few steps at every width."""
         request = self.request
-        seconds, first = 0.0, time.perf_counter()
+        start = time.perf_counter()
+        seconds = 0.0  # of one run at each width
         for case in request.cases(request.checks[0]):
-            short = self._seconds(case, steps=1)  # the first one compiles
-            short, long = self._seconds(case, steps=1), self._seconds(case, steps=3)
-            of_step = (long - short) / 2
-            seconds += max(short, 0.0) + (request.steps - 1) * max(of_step, 0.0)
+            self._seconds(case, steps=1)  # compiles
+            one_step = self._seconds(case, steps=1)
+            three_steps = self._seconds(case, steps=3)
+            further_step = (three_steps - one_step) / 2
+            seconds += max(one_step, 0.0)
+            seconds += (request.steps - 1) * max(further_step, 0.0)
         runs = request.rates * request.draws * len(request.checks)
-        first = time.perf_counter() - first
-        return Cost(runs * seconds, first, bytes=0.0, random_numbers=0, workers=1)
+        return Cost(
+            runs * seconds,
+            first=time.perf_counter() - start,
+            bytes=0.0,
+            random_numbers=0,
+            workers=1,
+        )
 
     def _seconds(self, case: ModuleCase, steps: int) -> float:
         """The time of a training of some steps."""
         assert case.training is not None
         start, rate = time.perf_counter(), self.request.grid[0]
-        case.training.loss_after(int(case.width), rate, 0, (1.0,) * steps, None)
+        case.training.loss_after(
+            TrainingRun(
+                width=int(case.width),
+                lr=rate,
+                draw=0,
+                factors=(1.0,) * steps,
+                clip_norm=None,
+            )
+        )
         return time.perf_counter() - start
 
     def check(self) -> None:
@@ -319,23 +329,30 @@ def _functions(
     parametrisation: Any, optimiser: str, library: Library
 ) -> dict[str, Any]:
     """The sweeps of a module with a named optimiser, by name."""
-    names = parametrisation
-    if names is None:
-        names = ["sp"]
-    if not isinstance(names, list | tuple):
-        names = [names]
-    found: dict[str, Any] = {}
-    for rule in names:
-        if rule == "sp":
-            found["sp"] = None
-        elif isinstance(rule, DerivedRule):
-            found["derived"] = library.functions_of(rule.source())
-        elif isinstance(rule, str | Path) and str(rule).endswith(".toml"):
-            found[Path(rule).stem] = library.functions_of_toml(Path(rule), optimiser)
-        elif isinstance(rule, str | Path) and str(rule).endswith(".py"):
-            found[Path(rule).stem] = library.functions_of_python(Path(rule), optimiser)
-        else:
-            raise ArgumentError("parametrisation", shown(str(rule)), RULES)
-    if len(found) < len(names) or not found:
-        raise ArgumentError("parametrisation", shown(str(names)), f"{RULES}, each once")
-    return found
+    rules = parametrisation
+    if rules is None:
+        rules = ["sp"]
+    if not isinstance(rules, list | tuple):
+        rules = [rules]
+    functions = {}
+    for rule in rules:
+        name, of_rule = _named_functions(rule, optimiser, library)
+        functions[name] = of_rule
+    if len(functions) < len(rules) or not functions:
+        raise ArgumentError("parametrisation", shown(str(rules)), f"{RULES}, each once")
+    return functions
+
+
+def _named_functions(rule: Any, optimiser: str, library: Library) -> tuple[str, Any]:
+    """The name of the sweep of one rule, and its functions; None for "sp"."""
+    if rule == "sp":
+        return "sp", None
+    if isinstance(rule, DerivedRule):
+        return "derived", library.functions_of(rule.source())
+    if isinstance(rule, str | Path):
+        path = Path(rule)
+        if path.suffix == ".toml":
+            return path.stem, library.functions_of_toml(path, optimiser)
+        if path.suffix == ".py":
+            return path.stem, library.functions_of_python(path, optimiser)
+    raise ArgumentError("parametrisation", shown(str(rule)), RULES)

@@ -43,7 +43,10 @@ class Batch:
 
 
 def batch_of(module: Any, batch: Any, seed: int) -> Batch:
-    """The batch that a user gives, or random tokens for a module that takes ids."""
+    """The batch that a user gives, or random tokens for a module that takes ids.
+
+    The target of each random token is the next one.
+    """
     if isinstance(batch, Batch):
         return batch
     if batch is not None:
@@ -57,13 +60,13 @@ def batch_of(module: Any, batch: Any, seed: int) -> Batch:
             " inputs are not token ids",
         )
     generator = torch.Generator().manual_seed(seed)
-    words = int(table.num_embeddings)
-    tokens = torch.randint(0, words, (SEQUENCES, TOKENS + 1), generator=generator)
+    shape = (SEQUENCES, TOKENS + 1)
+    tokens = torch.randint(0, int(table.num_embeddings), shape, generator=generator)
     ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
     names = list(inspect.signature(module.forward).parameters)
+    takes_targets = names[1:2] == ["targets"]
     # without targets, some modules return logits of one token
-    inputs = (ids, targets) if names[1:2] == ["targets"] else (ids,)
-    return Batch(inputs, targets)
+    return Batch((ids, targets) if takes_targets else (ids,), targets)
 
 
 def _given_batch(batch: Any) -> Batch:

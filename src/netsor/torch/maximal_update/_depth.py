@@ -61,23 +61,23 @@ class TorchDepths:
     def found_terms(self) -> dict[str, list[Term]]:
         """The terms of streams of the deepest network, by pattern."""
         for depth in self.depths:
-            network = self.graphs.network(ScalingRule(), self.size(depth))
-            terms = branches_of(network.operations, network.values, depth)
-            module = self.subject.new(
-                *self.size(depth), self.subject.seed, ScalingRule()
-            )
+            size = self.size(depth)
+            network = self.graphs.network(ScalingRule(), size)
+            terms = by_pattern(branches_of(network.operations, network.values, depth))
+            module = self.subject.new(*size, self.subject.seed, ScalingRule())
             batch, nodes = self.subject.batch_for(module), network.operations.nodes
-            terms_by_pattern = by_pattern(terms)
             with torch.no_grad(), without_zeros(module):
                 numbers = {k: p.detach() for k, p in parameters_of(module).items()}
                 values = network.operations.graph.values(numbers, batch)
-            for pattern, (first, *_) in terms_by_pattern.items():
-                size = rms(values[nodes[first.operation]])
-                self.passed_on[pattern, depth] = size / rms(values[nodes[first.output]])
+            for pattern, of_layers in terms.items():
+                term = of_layers[0]
+                size_of_term = rms(values[nodes[term.operation]])
+                size_of_output = rms(values[nodes[term.output]])
+                size_of_stream = rms(values[nodes[term.stream]])
+                self.passed_on[pattern, depth] = size_of_term / size_of_output
                 if pattern not in self.factors:
-                    stream = rms(values[nodes[first.stream]])
-                    self.factors[pattern] = WEAK * stream / size
-        return terms_by_pattern
+                    self.factors[pattern] = WEAK * size_of_stream / size_of_term
+        return terms
 
     def placed(self, rule: ScalingRule) -> tuple[OutputScale, ...]:
         """The factors of a rule of patterns, in the smallest network."""
@@ -85,22 +85,25 @@ class TorchDepths:
 
     def measure(self, rule: ScalingRule) -> Measured:
         """Measure all depths under a rule of patterns."""
-        drawn = [
+        depths = [float(depth) for depth in self.depths]
+        draws_by_depth = [
             [self._draw(rule, depth, k) for k in range(self.draws)]
             for depth in self.depths
         ]
 
-        def fits(kind: int, level: float = LEVEL) -> dict[str, Fit | None]:
-            """The exponents of one kind of sizes."""
-            at = [float(depth) for depth in self.depths]
-            sizes = [[draw[kind] for draw in draws] for draws in drawn]
-            return fits_of(sizes, at, level)
+        def fits(field: str, level: float = LEVEL) -> dict[str, Fit | None]:
+            """The exponents of one field of the draws."""
+            numbers = [
+                [getattr(draw, field) for draw in of_depth]
+                for of_depth in draws_by_depth
+            ]
+            return fits_of(numbers, depths, level)
 
         return Measured(
-            branches=fits(0),
-            changes=fits(1),
-            gradients=fits(2, LEVEL_OF_EPS),
-            outputs=fits(3),
+            branches=fits("branches"),
+            changes=fits("changes"),
+            gradients=fits("gradients", LEVEL_OF_EPS),
+            outputs=fits("outputs"),
             pattern=self.pattern,
         )
 
@@ -113,41 +116,52 @@ class TorchDepths:
                 *self.size(depth), self.subject.seed, ScalingRule()
             )
             names = groups_of(parameters_of(module))
-            counts.append({pattern: len(found) for pattern, found in names.items()})
+            counts.append({pattern: len(members) for pattern, members in names.items()})
         return layer_pattern(counts, self.depths)
 
     def _draw(self, rule: ScalingRule, depth: int, k: int) -> DepthDraw:
-        """Measure initialisation k at a depth."""
+        """Measure initialisation k at a depth, with weak branches."""
         subject, size = self.subject, self.size(depth)
         module = subject.new(*size, subject.seed + k, rule)
-        names = groups_of(parameters_of(module))
-        check_names(rule, names)
+        names_by_pattern = groups_of(parameters_of(module))
+        check_names(rule, names_by_pattern)
         batch = subject.batch_for(module)
         for path, _ in [*module.named_modules()]:
             factor = self.factors.get(layer_pattern_of(path))
             if factor is not None:
                 add_scale(module, OutputScale(path, None, Power(), "branch"), factor)
-        outputs = output_sizes(module, batch, [*self.factors])
-        branches = {k: x * self.passed_on[k, depth] for k, x in outputs.items()}
+        sizes = output_sizes(module, batch, [*self.factors])
+        branches = {
+            pattern: size * self.passed_on[pattern, depth]
+            for pattern, size in sizes.items()
+        }
         groups = self.graphs.groups(rule, module, size)
         with torch.no_grad(), recorded(module, {}) as before:
             module(*batch.inputs)
         draw = steps_of(subject.family, module, batch, groups)
         with torch.no_grad(), recorded(module, {}) as after:
             module(*batch.inputs)
-        outputs = {}
+        gradients = {}
+        for pattern, names in names_by_pattern.items():
+            squares = [draw.gradients.get(name, 0.0) ** 2 for name in names]
+            gradients[pattern] = math.sqrt(np.mean(squares))
+        return DepthDraw(
+            branches=branches,
+            changes=loss_changes(module, batch, draw, names_by_pattern),
+            gradients=gradients,
+            outputs=self._output_changes(before, after, depth),
+        )
+
+    def _output_changes(
+        self, before: Mapping[str, Any], after: Mapping[str, Any], depth: int
+    ) -> dict[str, float]:
+        """How much the outputs of submodules change, by names of the middle layer."""
+        changes = {}
         for path, value in after.items():
             name = named_output(path, self.pattern, depth)
             if name is not None and value.shape == before[path].shape:
-                outputs[name] = rms(value - before[path])
-        gradients = {
-            pattern: math.sqrt(
-                np.mean([draw.gradients.get(name, 0.0) ** 2 for name in of_pattern])
-            )
-            for pattern, of_pattern in names.items()
-        }
-        changes = loss_changes(module, batch, draw, names)
-        return DepthDraw(branches, changes, gradients, outputs)
+                changes[name] = rms(value - before[path])
+        return changes
 
 
 class DepthDraw(NamedTuple):
@@ -167,15 +181,19 @@ def output_sizes(
     """
     squares: dict[str, list[float]] = {}
     handles = []
-    for path, part in module.named_modules():
-        if layer_pattern_of(path) in patterns:
-            of_pattern = squares.setdefault(layer_pattern_of(path), [])
-            handles.append(part.register_forward_hook(_recorder(of_pattern)))
+    for path, submodule in module.named_modules():
+        pattern = layer_pattern_of(path)
+        if pattern in patterns:
+            of_pattern = squares.setdefault(pattern, [])
+            handles.append(submodule.register_forward_hook(_recorder(of_pattern)))
     with torch.no_grad(), without_zeros(module):
         module(*batch.inputs)
     for handle in handles:
         handle.remove()
-    return {pattern: math.sqrt(np.mean(found)) for pattern, found in squares.items()}
+    return {
+        pattern: math.sqrt(np.mean(of_pattern))
+        for pattern, of_pattern in squares.items()
+    }
 
 
 @contextmanager

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ...maximal_update._file_content import (
     FileContent,
-    pair_text,
-    rule_text,
+    rule_lines,
+    scale_lines,
+    tuple_lines,
     wrapped,
 )
 from ...maximal_update._power import Power
@@ -257,10 +256,31 @@ def _fields_of_matrices(has_matrices: bool) -> dict[str, str]:
 def source_of(content: FileContent) -> str:
     """The text of the file."""
     has_depth = content.depth_pattern is not None
-    ratio = content.reference.ratio
     has_eps = any(rule.eps != Power() for rule in content.parameters.values())
     has_rows = any(scale.parameters for scale in content.scales)
-    head = [
+    has_matrices = bool(content.matrices)
+    of_rows = _fields_of_rows(has_rows)
+    functions = FUNCTIONS.format(
+        reference=content.reference.name,
+        axis=content.reference.axis,
+        over=content.reference.divided,
+        **of_rows,
+        **_fields_of_depth(content.depth_pattern, content.base_depth, of_rows["name"]),
+        **_fields_of_matrices(has_matrices),
+        **_fields_of_eps(has_eps, has_depth, has_matrices),
+    )
+    head = "\n".join(_head(content, has_depth, has_rows))
+    rules = "\n".join(_rules(content))
+    return f"{head}{_helpers(has_depth, has_rows)}{rules}\n{functions}"
+
+
+def _head(content: FileContent, has_depth: bool, has_rows: bool) -> list[str]:
+    """The docstring of the file and its imports, as lines."""
+    arguments = "width, depth" if has_depth else "width"
+    imports = ["import torch"]
+    if has_rows:
+        imports.append("from torch.nn.utils import parametrize")
+    return [
         f'"""Maximal updates (µP) of {content.module} with {content.optimiser}, derived'
         " by netsor.",
         "",
@@ -268,7 +288,7 @@ def source_of(content: FileContent) -> str:
         "",
         "Usage:",
         "",
-        f"    model = {content.module}({'width, depth' if has_depth else 'width'})",
+        f"    model = {content.module}({arguments})",
         f"    initialise(model, base_width={content.base_width})     # new models only",
         f"    scale_outputs(model, base_width={content.base_width})  # always",
         *_usage_of_groups(content),
@@ -277,67 +297,54 @@ def source_of(content: FileContent) -> str:
         "import re",
         "from typing import NamedTuple",
         "",
-        "import torch",
+        *imports,
+        "",
     ]
-    if has_rows:
-        head.append("from torch.nn.utils import parametrize")
-    head.append("")
+
+
+def _helpers(has_depth: bool, has_rows: bool) -> str:
+    """The classes of the file, as code."""
     and_depth = " and of depth / base_depth" if has_depth else ", and 0 of the depth"
     helpers = HELPERS.replace("{and_depth}", and_depth)
     helpers = helpers.replace("{scaled}", SCALED[has_rows])
-    if has_rows:
-        helpers += ROWS
-    rules = [
+    return helpers + ROWS if has_rows else helpers
+
+
+def _rules(content: FileContent) -> list[str]:
+    """The rules and factors of the file, as lines of code."""
+
+    def patterns(scale: OutputScale) -> list[str]:
+        return [layer_pattern_of(path) for path in scale.parameters or (scale.path,)]
+
+    scales = scale_lines(content.scales, patterns, with_axis=False)
+    lines = [
         "",
         f"OPTIMISER = {content.optimiser!r}",
         f"BASE_WIDTH = {content.base_width}  # at which the rule was derived",
-        "RULES = {",
+        *rule_lines(content.parameters),
+        "SCALES = (",
+        *scales,
+        ")",
     ]
-    rules += [
-        f"    {name!r}: {rule_text(rule)}," for name, rule in content.parameters.items()
-    ]
-    rules += ["}", "SCALES = ("]
-    rules += _scale_lines(content.scales)
-    rules += [")"]
     if content.matrices:
-        rules += ["MATRICES = (", *(f"    {x!r}," for x in content.matrices), ")"]
-    of_rows = _fields_of_rows(has_rows)
-    functions = FUNCTIONS.format(
-        reference=content.reference.name,
-        axis=content.reference.axis,
-        over="" if ratio == 1 else f" / {ratio:g}",
-        **of_rows,
-        **_fields_of_depth(content.depth_pattern, content.base_depth, of_rows["name"]),
-        **_fields_of_matrices(bool(content.matrices)),
-        **_fields_of_eps(has_eps, has_depth, bool(content.matrices)),
-    )
-    return "\n".join(head) + helpers + "\n".join(rules) + "\n" + functions
+        matrices = [f"    {pattern!r}," for pattern in content.matrices]
+        lines += tuple_lines("MATRICES", matrices)
+    return lines
 
 
 def _usage_of_groups(content: FileContent) -> list[str]:
     """How to make the optimiser, as lines of code."""
     groups = f"param_groups(model, lr=…, base_width={content.base_width})"
+    optimiser = content.optimiser
     if not content.matrices:
         classes = {"adamw": "AdamW", "adam": "Adam", "sgd": "SGD"}
-        of_torch = f"torch.optim.{classes.get(content.optimiser)}"
-        name = of_torch if content.optimiser in classes else content.optimiser
-        return [f"    optimiser = {name}({groups})"]
-    name = "torch.optim.Muon" if content.optimiser == "muon" else content.optimiser
+        if optimiser in classes:
+            optimiser = f"torch.optim.{classes[optimiser]}"
+        return [f"    optimiser = {optimiser}({groups})"]
+    if optimiser == "muon":
+        optimiser = "torch.optim.Muon"
     return [
         f"    groups = {groups}",
-        f'    matrices = {name}([x for x in groups if x["is_matrix"]])',
+        f'    matrices = {optimiser}([x for x in groups if x["is_matrix"]])',
         '    others = torch.optim.AdamW([x for x in groups if not x["is_matrix"]])',
     ]
-
-
-def _scale_lines(scales: Sequence[OutputScale]) -> list[str]:
-    """The factors of outputs as code, those of layers by pattern."""
-    lines: dict[str, None] = {}
-    for scale in scales:
-        part = ""
-        if scale.part is not None:
-            part = f", {scale.part.start!r}, {scale.part.stop!r}"
-        for path in scale.parameters or (scale.path,):
-            pattern, power = layer_pattern_of(path), pair_text(scale.power)
-            lines[f"    Scale({pattern!r}, {power}{part}),  # {scale.what}"] = None
-    return list(lines)

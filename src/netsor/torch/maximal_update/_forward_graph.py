@@ -126,17 +126,15 @@ class ForwardGraph:
 
     def weights(self) -> dict[Node, frozenset[str]]:
         """The parameters that each node depends on."""
-        of_parameters = self.placeholders()
-        names: dict[Node, frozenset[str]] = {}
+        name_of_parameter = self.placeholders()
+        weights: dict[Node, frozenset[str]] = {}
         for node in self.module.graph.nodes:
-            if node.op == "placeholder":
-                name = of_parameters.get(node)
-                names[node] = frozenset(() if name is None else {name})
-        for node in self.module.graph.nodes:
-            if node not in names:
-                inputs = (names[x] for x in node.all_input_nodes)
-                names[node] = frozenset().union(*inputs)
-        return names
+            if node in name_of_parameter:
+                weights[node] = frozenset({name_of_parameter[node]})
+            else:
+                of_inputs = [weights[x] for x in node.all_input_nodes]
+                weights[node] = frozenset().union(*of_inputs)
+        return weights
 
     def of_inputs(self) -> set[Node]:
         """The nodes that depend on the inputs of the module."""
@@ -151,7 +149,10 @@ class ForwardGraph:
     def part_of(
         self, source: Node, target: Node, values: Mapping[Node, Any], axis: int
     ) -> Part | None:
-        """The entries along an axis of a node that a value depends on; None: all."""
+        """The entries along an axis of a node that a value depends on; None: all.
+
+        They are those where the gradient of Σ target² is not 0.
+        """
         leaf = values[source].detach().requires_grad_()
         changed = {**values, source: leaf}
         with torch.enable_grad():
@@ -160,9 +161,11 @@ class ForwardGraph:
                     changed[node] = apply(node, changed)
                 if node is target:
                     break
-            (gradient,) = torch.autograd.grad(changed[target].square().sum(), leaf)
-        has_gradient = (gradient != 0).movedim(axis, 0)
-        return part_of_mask(has_gradient.reshape(len(has_gradient), -1).any(1).tolist())
+            sum_of_squares = changed[target].square().sum()
+            (gradient,) = torch.autograd.grad(sum_of_squares, leaf)
+        matters = (gradient != 0).movedim(axis, 0)
+        along_axis = matters.reshape(len(matters), -1).any(1)
+        return part_of_mask(along_axis.tolist())
 
     def values(self, parameters: Mapping[str, Any], batch: Batch) -> dict[Node, Any]:
         """The value of every node."""

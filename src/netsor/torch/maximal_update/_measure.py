@@ -212,16 +212,17 @@ class Graphs:
         groups = groups_of_rule(
             rule, module, SMALL_LR, *subject.ratios(*size), self.matrices_of(size)
         )
-        given, largest = subject.given_rates(module), subject.largest_rate
+        rates_of_user, largest = subject.given_rates(module), subject.largest_rate
         names = {id(p): name for name, p in parameters_of(module).items()}
         for group in groups:
-            group["lr"] *= given[names[id(group["params"][0])]] / largest
+            (p,) = group["params"]
+            group["lr"] *= rates_of_user[names[id(p)]] / largest
         return groups
 
     @staticmethod
-    def place_of_scale(found: Measurement, index: int) -> Place:
+    def place_of_scale(measurement: Measurement, index: int) -> Place:
         """Where a factor of the result of an operation can be put."""
-        return place_of_scale(found.operations, index, found.values)
+        return place_of_scale(measurement.operations, index, measurement.values)
 
 
 def _computes(graph: ForwardGraph, module: Any, subject: TorchSubject) -> bool:
@@ -232,10 +233,10 @@ def _computes(graph: ForwardGraph, module: Any, subject: TorchSubject) -> bool:
     with torch.no_grad():
         expected = logits_in(module(*batch.inputs))
         try:
-            found = graph.values(_numbers(module), batch)[graph.logits]
+            logits = graph.values(_numbers(module), batch)[graph.logits]
         except (RuntimeError, IndexError):  # other shapes
             return False
-    return found.shape == expected.shape and bool(torch.allclose(found, expected))
+    return logits.shape == expected.shape and bool(torch.allclose(logits, expected))
 
 
 def _numbers(module: Any) -> dict[str, Any]:
@@ -253,15 +254,18 @@ def _std(p: Any) -> float:
 def steps_of(
     family: Family, module: Any, batch: Batch, groups: list[dict[str, Any]]
 ) -> Draw:
-    """Take some steps from an initialisation, with these learning rates."""
+    """Take some steps from an initialisation, with these learning rates.
+
+    The sizes of gradients are the first ones that are not 0.
+    """
     before = {name: p.detach().clone() for name, p in parameters_of(module).items()}
     optimiser = family.make(groups)
-    sizes: dict[str, float] = {}
+    gradient_sizes: dict[str, float] = {}
     for _ in range(STEPS):
         optimiser.zero_grad()
         batch.loss(logits_in(module(*batch.inputs))).backward()
         for name, p in parameters_of(module).items():
-            if p.grad is not None and not sizes.get(name):
-                sizes[name] = rms(p.grad)
+            if p.grad is not None and not gradient_sizes.get(name):
+                gradient_sizes[name] = rms(p.grad)
         optimiser.step()
-    return Draw(before, _numbers(module), sizes)
+    return Draw(before, _numbers(module), gradient_sizes)

@@ -25,18 +25,18 @@ class Lion(torch.optim.Optimizer):  # type: ignore[misc]  # torch has no types h
     def step(self) -> None:
         """One step: the sign of a mean of the gradient and its moving average."""
         for group in self.param_groups:
-            first, second = group["betas"]
+            beta_of_direction, beta_of_average = group["betas"]
             for p in group["params"]:
                 if p.grad is None:
                     continue
                 state = self.state[p]
                 if not state:
-                    state["mean"] = torch.zeros_like(p)
-                mean = state["mean"]
-                direction = torch.lerp(p.grad, mean, first).sign_()
+                    state["average"] = torch.zeros_like(p)
+                average = state["average"]
+                direction = torch.lerp(p.grad, average, beta_of_direction).sign_()
                 p.mul_(1 - group["lr"] * group["weight_decay"])
                 p.sub_(direction, alpha=group["lr"])
-                mean.lerp_(p.grad, 1 - second)
+                average.lerp_(p.grad, 1 - beta_of_average)
 
 
 class SignDescent(torch.optim.Optimizer):  # type: ignore[misc]
@@ -62,8 +62,8 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
     `is_sphere` a step moves by the learning rate times the norm of the matrix, in this
     direction, and scales the matrix back to its norm. Weight decay is decoupled: it
     comes before the step, along the matrix, so that to first order the fixed norm takes
-    it back. `split` has the sizes of parts of
-    a fused matrix, along its first axis: each part is its own matrix.
+    it back. `split` has the sizes of parts of a fused matrix, along its first axis:
+    each part is its own matrix.
     """
 
     def __init__(self, params: Any, *, direction: str, is_sphere: bool):
@@ -78,45 +78,49 @@ class Matrices(torch.optim.Optimizer):  # type: ignore[misc]
         for group in self.param_groups:
             for p in group["params"]:
                 if p.grad is not None:
-                    sizes, decay = group["split"] or [len(p)], group["weight_decay"]
-                    self._move(p, group["lr"], sizes, decay)
+                    sizes = group["split"] or [len(p)]
+                    self._move(p, group["lr"], sizes, group["weight_decay"])
 
     def _move(self, p: Any, lr: float, sizes: Sequence[int], decay: float) -> None:
-        """Move the parts of a parameter."""
+        """Move the parts of a parameter, which have these numbers of rows."""
         state = self.state[p]
         state["step"] = state.get("step", 0) + 1
         parts = zip(p.split(sizes), p.grad.split(sizes), strict=True)
         for k, (part, gradient) in enumerate(parts):
-            of_part = state.setdefault(k, {"norm": part.norm()})
-            direction = self.direction(gradient, of_part, state["step"])
+            state_of_part = state.setdefault(k, {"norm": part.norm()})
+            direction = self.direction(gradient, state_of_part, state["step"])
             part.mul_(1 - lr * decay)
             if not self.is_sphere:
                 part.sub_(direction, alpha=lr)
                 continue
-            size = of_part["norm"] / (direction.norm() + TINY_EPS)
+            norm = state_of_part["norm"]
+            size = norm / (direction.norm() + TINY_EPS)
             part.sub_(direction * size, alpha=lr)
-            part.mul_(of_part["norm"] / (part.norm() + TINY_EPS))
+            part.mul_(norm / (part.norm() + TINY_EPS))
 
 
 def _of_adam(gradient: Any, state: dict[str, Any], step: int) -> Any:
-    """Adam's direction, with its usual betas."""
-    first = state.setdefault("first", torch.zeros_like(gradient))
-    second = state.setdefault("second", torch.zeros_like(gradient))
-    first.lerp_(gradient, 1 - 0.9)
-    second.lerp_(gradient.square(), 1 - 0.999)
-    mean = first / (1 - 0.9**step)
-    return mean / ((second / (1 - 0.999**step)).sqrt() + TINY_EPS)
+    """Adam's direction, with its usual betas 0.9 and 0.999."""
+    mean = state.setdefault("mean", torch.zeros_like(gradient))
+    mean_square = state.setdefault("mean_square", torch.zeros_like(gradient))
+    mean.lerp_(gradient, 1 - 0.9)
+    mean_square.lerp_(gradient.square(), 1 - 0.999)
+    unbiased_mean = mean / (1 - 0.9**step)
+    unbiased_mean_square = mean_square / (1 - 0.999**step)
+    return unbiased_mean / (unbiased_mean_square.sqrt() + TINY_EPS)
 
 
 def _orthogonal(gradient: Any, state: dict[str, Any], step: int) -> Any:
-    """The orthogonal factor of Nesterov's momentum, times √(rows/columns) if tall."""
-    momentum = state.setdefault("first", torch.zeros_like(gradient))
+    """The orthogonal factor of Nesterov's momentum, times √(rows/columns) if tall.
+
+    It is U Vᵀ of the singular value decomposition U S Vᵀ.
+    """
+    momentum = state.setdefault("momentum", torch.zeros_like(gradient))
     momentum.lerp_(gradient, 1 - 0.95)
-    left, _, right = torch.linalg.svd(
-        gradient.lerp(momentum, 0.95), full_matrices=False
-    )
+    nesterov = gradient.lerp(momentum, 0.95)
+    u, _, v_transposed = torch.linalg.svd(nesterov, full_matrices=False)
     rows, columns = gradient.shape
-    return left @ right * math.sqrt(max(1.0, rows / columns))
+    return u @ v_transposed * math.sqrt(max(1.0, rows / columns))
 
 
 class WithAdamW:

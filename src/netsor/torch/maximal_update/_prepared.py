@@ -39,6 +39,7 @@ def groups_of_rule(
 ) -> list[dict[str, Any]]:
     """The groups of an optimiser, one for each parameter.
 
+    `width` and `depth` are relative to the base, at which `lr` is the learning rate.
     `matrices` are those that may have an optimiser of their own, with the sizes of
     their parts if they are fused.
     """
@@ -46,7 +47,11 @@ def groups_of_rule(
     for name, p in parameters_of(module).items():
         if not p.requires_grad:
             continue
-        rate = lr * rule.of(name).lr.of(width, depth)
-        group = {"params": [p], "lr": rate, "is_matrix": name in matrices}
-        groups.append({**group, "split": matrices.get(name)})
+        group = {
+            "params": [p],
+            "lr": lr * rule.of(name).lr.of(width, depth),
+            "is_matrix": name in matrices,
+            "split": matrices.get(name),
+        }
+        groups.append(group)
     return groups

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ...maximal_update._rules import OutputScale, Part, matches
+from ...maximal_update._subject import TrainingRun
 from ._arrays import rms
 from ._batch import Batch, batch_of, logits_in
 from ._optimisers import Family
@@ -84,11 +85,11 @@ class Training:
             module = self.build(*size).eval()
         batch = batch_of(module, self.batch, self.seed)
         groups: list[dict[str, Any]] = [{"params": [*module.parameters()], "lr": lr}]
-        matrices = self.matrices(*size)
         if self.functions is not None:
             self.functions.initialise(module, *self.base)
             self.functions.scale_outputs(module, *self.base)
             groups = self.functions.param_groups(module, lr, *self.base)
+        matrices = self.matrices(*size)
         if matrices:
             groups = _with_matrices(groups, matrices, module)
         if self.make is None:
@@ -97,29 +98,27 @@ class Training:
             optimiser = self.make(module)
             for group in optimiser.param_groups:
                 group["lr"] = lr * group["lr"]
-        names = [x for y in self.free for x in matches(y, parameters_of(module))]
+        return Started(module, batch, optimiser, self.scales, self._starts(module))
+
+    def _starts(self, module: Any) -> dict[str, Any]:
+        """Copies of the submodules whose parameters may start at 0, by path."""
+        names: list[str] = []
+        for pattern in self.free:
+            names += matches(pattern, parameters_of(module))
         paths = [name.rpartition(".")[0] for name in names]
-        starts = {
+        return {
             path: copy.deepcopy(module.get_submodule(path)) for path in paths if path
         }
-        return Started(module, batch, optimiser, self.scales, starts)
 
-    def loss_after(
-        self,
-        width: int,
-        lr: float,
-        draw: int,
-        factors: Sequence[float],
-        clip_norm: float | None,
-    ) -> float:
-        """The loss after some steps, whose learning rates have factors."""
-        started = self.start((width,), lr, draw)
+    def loss_after(self, run: TrainingRun) -> float:
+        """The loss after the steps of a run."""
+        started = self.start((run.width,), run.lr, run.draw)
         groups = started.optimiser.param_groups
         rates = [group["lr"] for group in groups]
-        for factor in factors:
+        for factor in run.factors:
             for group, rate in zip(groups, rates, strict=True):
                 group["lr"] = factor * rate
-            started.step(clip_norm)
+            started.step(run.clip_norm)
         return started.loss()
 
     def changes(
@@ -140,15 +139,18 @@ class Training:
 def _with_matrices(
     groups: list[dict[str, Any]], matrices: Mapping[str, Any], module: Any
 ) -> list[dict[str, Any]]:
-    """A group for each parameter, which says whether it is a matrix."""
+    """A group for each parameter, which says whether it is a matrix, and its parts."""
     names = {id(p): name for name, p in parameters_of(module).items()}
-    updates = []
+    single_groups = []
     for group in groups:
         for p in group["params"]:
             name = names[id(p)]
-            of_parameter = {"params": [p], "is_matrix": name in matrices}
-            updates.append({**group, **of_parameter, "split": matrices.get(name)})
-    return updates
+            single_group = dict(group)
+            single_group["params"] = [p]
+            single_group["is_matrix"] = name in matrices
+            single_group["split"] = matrices.get(name)
+            single_groups.append(single_group)
+    return single_groups
 
 
 class Started(NamedTuple):
@@ -176,19 +178,19 @@ class Started(NamedTuple):
 
     def outputs(self) -> dict[str, Any]:
         """The outputs of all submodules, by path, and the logits that count."""
-        with torch.no_grad(), recorded(self.module, self.starts) as found:
+        with torch.no_grad(), recorded(self.module, self.starts) as outputs:
             logits = logits_in(self.module(*self.batch.inputs))
         words = list(self.batch.words)
-        for path, value in found.items():
+        for path, value in outputs.items():
             if value.shape == logits.shape:
-                found[path] = value[..., words]
+                outputs[path] = value[..., words]
         for scale in self.scales:
             if scale.part is None:
                 continue
-            for path in matches(scale.path, [*found]):
-                found[path] = without_part(found[path], scale.part)
-        found[LOGITS] = logits[..., words]
-        return found
+            for path in matches(scale.path, [*outputs]):
+                outputs[path] = without_part(outputs[path], scale.part)
+        outputs[LOGITS] = logits[..., words]
+        return outputs
 
 
 def without_part(value: Any, part: Part) -> Any:

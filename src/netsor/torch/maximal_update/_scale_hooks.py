@@ -47,16 +47,18 @@ def add_scale(module: Any, scale: OutputScale, factor: float) -> None:
         parametrize.register_parametrization(owner, name, Rows(scale.part, factor))
     if scale.parameters:
         return
-    part = scale.part
+
+    def multiplied(x: Any) -> Any:
+        """A tensor with the factor, along its last axis."""
+        if scale.part is None:
+            return x * factor
+        return x * _factors(x.shape[-1], scale.part, factor, like=x)
 
     def multiply(submodule: Any, args: Any, output: Any) -> Any:
-        """The output with the factor."""
-        first = output[0] if isinstance(output, tuple) else output
-        if part is None:
-            scaled = first * factor
-        else:
-            scaled = first * _factors(first.shape[-1], part, factor, like=first)
-        return (scaled, *output[1:]) if isinstance(output, tuple) else scaled
+        """The output with the factor; of several, the first one has it."""
+        if isinstance(output, tuple):
+            return (multiplied(output[0]), *output[1:])
+        return multiplied(output)
 
     module.get_submodule(scale.path).register_forward_hook(multiply)
 
@@ -67,22 +69,30 @@ def with_scaled_rows(
     """The graph of a module without factors of rows, with what these parameters write
     multiplied instead: then a fused matrix still writes parts of the same size.
     """
-    names, of_inputs = graph.weights(), graph.of_inputs()
-    code = graph.module.graph
+    weights, of_inputs = graph.weights(), graph.of_inputs()
     nodes = [*graph.nodes]
     for k, (scale, factor) in enumerate(scales):
-        scaled_names = frozenset(scale.parameters)
-        written = next(x for x in nodes if x in of_inputs and scaled_names <= names[x])
-        like = written.meta["val"]
+        parameters = frozenset(scale.parameters)
+        readers = (x for x in nodes if x in of_inputs and parameters <= weights[x])
+        written = next(readers)
+        size = written.meta["val"].shape[-1]
         part = scale.part or Part(0.0, 1.0)
-        numbers = _factors(like.shape[-1], part, factor, like=torch.empty(0).double())
-        name = f"factors_of_rows_{k}"
-        graph.module.register_buffer(name, numbers)
-        with code.inserting_after(written):
-            constant = code.get_attr(name)
-        with code.inserting_after(constant):
-            scaled = code.call_function(torch.ops.aten.mul.Tensor, (written, constant))
-        written.replace_all_uses_with(scaled, lambda user, it=scaled: user is not it)
-        at = nodes.index(written) + 1
-        nodes[at:at] = [constant, scaled]
+        factors = _factors(size, part, factor, like=torch.empty(0).double())
+        new_nodes = _multiply_node(graph, written, f"factors_of_rows_{k}", factors)
+        position = nodes.index(written) + 1
+        nodes[position:position] = new_nodes
     return ForwardGraph(graph.module, graph.parameters, tuple(nodes))
+
+
+def _multiply_node(
+    graph: ForwardGraph, written: Any, name: str, factors: Any
+) -> list[Any]:
+    """Multiply a value of a graph by a new buffer, where it is read; the new nodes."""
+    code = graph.module.graph
+    graph.module.register_buffer(name, factors)
+    with code.inserting_after(written):
+        constant = code.get_attr(name)
+    with code.inserting_after(constant):
+        scaled = code.call_function(torch.ops.aten.mul.Tensor, (written, constant))
+    written.replace_all_uses_with(scaled, lambda user: user is not scaled)
+    return [constant, scaled]

@@ -1,0 +1,375 @@
+"""Computes only the experts that tokens choose.
+
+In a mixture of experts y_t = Σ_e γ_te W_e h_e(x_t), most gates γ_te are 0. Identity:
+the hidden vectors of an expert are functions of products V_e x_t. Given the tokens and
+the gates, the products of the tokens that chose expert e are C_e E with fresh E and
+C_e C_e^T = σ² G_e, for the Gram matrix G_e of these tokens alone (equation 5 of
+docs/theory.md). The products of other tokens are multiplied by 0. So with k experts per
+token, k vectors of each token are sampled in place of one for every expert. Given the
+hidden vectors, y is Gaussian with the Gram matrix
+
+    K_tt' = σ² Σ_e γ_te γ_t'e ⟨h_e(x_t), h_e(x_t')⟩ / n.
+
+It applies if matrices of experts have no other use. In a backward pass they act again,
+on directions for which the products of all tokens are needed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from ..._array_api import Array, Floats, symmetric_root
+from ...functions.activations import Function
+from ...language.operations._operation import Acting, Concat, MatMul, Split
+from ...language.operations._score import mean_dot
+from ...language.values._array import Take, Value
+from ...language.values._parameters import gaussian, normal
+from ...language.values._scalar import Apply, Constant, Scalar, applied
+from ...language.values._vector import Add, Nonlin, Scale, Vector, mix
+from ..graph._rewrite import Context, rewritten, users_of
+
+# experts for each chosen one, at least, where choosing costs less than computing all
+LEAST_RATIO = 2
+TRIALS = 4  # of the gates, to count how many are not 0
+
+
+def compute_chosen_experts(outputs: Sequence[Value], context: Context) -> list[Value]:
+    """Sample the hidden vectors of the experts that each token chooses, and no others.
+
+    Only on a CPU: tokens that share an expert are a set of another size in each
+    replica, for which accelerators have no product.
+    """
+    if not context.prices.ragged:
+        return list(outputs)
+    values = context.ordered(outputs)
+    if not any(isinstance(value.op, Concat) for value in values):
+        return list(outputs)
+    users = users_of(values)
+    actions: dict[Any, int] = {}
+    for value in values:
+        if isinstance(value.op, Acting):
+            source = value.op.weight.source
+            actions[source] = actions.get(source, 0) + 1
+
+    def is_private(value: Value) -> bool:
+        """Whether one operation reads a value, and its matrix acts once, if any."""
+        if value in outputs or len(users[value]) != 1:
+            return False
+        return not isinstance(value.op, Acting) or actions[value.op.weight.source] == 1
+
+    def change(old: Value, new: Value) -> Value:
+        """The output of a mixture of experts from the chosen ones."""
+        mixture = _mixture_of(old)
+        if mixture is None or not isinstance(old.op, MatMul):
+            return new
+        if actions[old.op.weight.source] > 1 or not all(map(is_private, mixture.inner)):
+            return new
+        if not all(math.isfinite(context.width(x)) for x in mixture.vectors(old)):
+            return new
+        chosen = _chosen_experts(mixture.gates)
+        experts = mixture.gates.shape[0]
+        if chosen is None or LEAST_RATIO * chosen > experts:
+            return new
+        renewed = _mixture_of(new)
+        assert renewed is not None
+        return _from_chosen(new, renewed, chosen, context.bound)
+
+    return rewritten(outputs, context, change)
+
+
+# The mixture in the graph
+
+
+class Step(NamedTuple):
+    """One step from the products of an expert to its hidden vector."""
+
+    inputs: tuple[int, ...] = ()  # earlier steps
+    product: int | None = None  # the number of a product
+    f: Function | None = None  # of coordinates; without it, the sum of the inputs
+    part: tuple[int, int] | None = None  # which of so many equal parts of coordinates
+
+
+@dataclass
+class Mixture:
+    """Σ_e γ_te W_e h_e(x_t), as `_mixture_of` finds it in a graph."""
+
+    gates: Scalar  # (experts, tokens)
+    tokens: Vector | None = None  # x
+    products: tuple[Value, ...] = ()  # V_e x_t, (experts, tokens)
+    steps: tuple[Step, ...] = ()  # from the products to the hidden vectors
+    inner: tuple[Value, ...] = ()  # values that only the mixture needs
+
+    def vectors(self, output: Value) -> list[Value]:
+        """The vectors whose widths have to be finite."""
+        assert self.tokens is not None
+        return [output, self.tokens, *self.products]
+
+
+def _mixture_of(value: Value) -> Mixture | None:
+    """The mixture of experts that a product with their last matrices is, if any."""
+    if not isinstance(value.op, MatMul) or value.op.weight.batch:
+        return None
+    if value.op.weight.transposed or not isinstance(value.op.x.op, Concat):
+        return None
+    inner: list[Value] = [value.op.x]
+    x, axis = value.op.x.op.x, value.op.x.op.axis
+    positions = np.arange(x.size).reshape(x.shape)
+    while isinstance(x.op, Take):
+        inner.append(x)
+        positions = x.op.flat.reshape(-1)[positions]
+        x = cast(Vector, x.op.x)
+    if not isinstance(x.op, Scale) or x.ndim < 2 or x.op.c.shape != x.shape:
+        return None
+    experts, size = x.shape[0], x.size
+    in_order = np.moveaxis(positions, axis, 0).reshape(experts, -1)
+    if not np.array_equal(in_order.ravel(), np.arange(size)):
+        return None
+    inner.append(x)
+    mixture = Mixture(x.op.c.reshape(experts, -1))
+    numbers: dict[Value, int] = {}
+    if not _read_hidden(x.op.x, mixture, numbers, x.shape):
+        return None
+    mixture.inner = (*inner, *numbers)
+    return mixture
+
+
+def _read_hidden(
+    value: Value, mixture: Mixture, numbers: dict[Value, int], shape: tuple[int, ...]
+) -> bool:
+    """Add the steps to a hidden vector, and the numbers of their values; False if they
+    are not functions of coordinates of products of all tokens with each expert.
+    """
+    if value in numbers:
+        return True
+    if value.shape != shape:
+        return False
+    inputs: tuple[Value, ...] = value.op.inputs
+    step = Step()
+    match value.op:
+        case MatMul(weight=weight, x=x, each=False):
+            if weight.batch != shape[:1] or weight.transposed:
+                return False
+            if mixture.tokens not in (None, x) or x.shape != shape[1:]:
+                return False
+            mixture.tokens = x
+            step = Step(product=len(mixture.products))
+            mixture.products = (*mixture.products, value)
+            inputs = ()
+        case Nonlin(f=f, scalars=()):
+            step = Step(f=f)
+        case Add():
+            pass
+        case Take(x=x, flat=flat) if isinstance(x.op, Split):
+            part = _part_of(x, flat)
+            if part is None:
+                return False
+            step = Step(part=part)
+            inputs = (x.op.x,)
+        case _:
+            return False
+    if not all(_read_hidden(x, mixture, numbers, shape) for x in inputs):
+        return False
+    numbers[value] = len(mixture.steps)
+    step = step._replace(inputs=tuple(numbers[x] for x in inputs))
+    mixture.steps = (*mixture.steps, step)
+    return True
+
+
+def _part_of(split: Value, flat: Any) -> tuple[int, int] | None:
+    """Which part of coordinates an index takes from a `Split` along a last axis."""
+    assert isinstance(split.op, Split)
+    count = split.op.count
+    if split.op.axis != split.ndim - 1:
+        return None
+    positions = flat.reshape(-1)
+    first = int(positions[0])
+    if not np.array_equal(positions, first + count * np.arange(positions.size)):
+        return None
+    return first, count
+
+
+def _chosen_experts(gates: Scalar) -> int | None:
+    """The number of experts whose gates are not 0, if it is the same for all tokens.
+
+    Random numbers stand for the scalars that the gates are functions of. The functions
+    check the number again whenever they are computed.
+    """
+    counts = set()
+    for trial in range(TRIALS):
+        samples = _Trial(np.random.default_rng(trial))
+        with np.errstate(all="ignore"):
+            numbers = samples[gates]
+        counts |= set(np.count_nonzero(numbers[0], axis=0).tolist())
+    return counts.pop() if len(counts) == 1 else None
+
+
+class _Trial:
+    """Scalars for random numbers in place of those that are no functions of others."""
+
+    widths: Mapping[str, float] = {}
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng = rng
+        self.known: dict[Value, Floats] = {}
+
+    def __getitem__(self, x: Value) -> Floats:
+        """The numbers of a scalar, (1, *shape)."""
+        if x not in self.known:
+            if isinstance(x.op, Apply | Take | Constant):
+                self.known[x] = np.asarray(x.op.sample(x, cast(Any, self)))
+            else:
+                self.known[x] = self.rng.standard_normal((1, *x.shape))
+        return self.known[x]
+
+    def align_axes(self, x: Value, ndim: int) -> Floats:
+        """The same with axes of size 1 in front."""
+        array = self[x]
+        return array.reshape(len(array), *(1,) * (ndim - x.ndim), *x.shape)
+
+
+# The mixture from chosen experts
+
+
+def _from_chosen(
+    output: Value, mixture: Mixture, chosen: int, bound: Mapping[str, float]
+) -> Value:
+    """The output of a mixture, from a root of its Gram matrix."""
+    assert isinstance(output, Vector)
+    assert isinstance(output.op, MatMul)
+    assert mixture.tokens is not None
+    x = mixture.tokens.reshape(-1)
+    widths: list[int] = []
+    gains: list[float] = []
+    for product in mixture.products:
+        assert isinstance(product, Vector)
+        assert isinstance(product.op, MatMul)
+        widths.append(int(product.width.bind(bound)))
+        gains.append(product.op.weight.gain(bound))
+    experts, tokens = mixture.gates.shape
+    root = ChosenExperts(
+        steps=mixture.steps,
+        widths=tuple(widths),
+        gains=tuple(gains),
+        output_gain=output.op.weight.gain(bound) / math.sqrt(experts),
+    )
+    f = Function("chosen experts", root, bounded=False, lipschitz=False)
+    normals = normal((chosen * tokens, sum(widths)), name="chosen experts")
+    roots = applied(
+        f, (mean_dot(x, x), mixture.gates, normals), (tokens, tokens), axes=2
+    )
+    combined = mix(roots, gaussian(output.width, tokens, name="sum of chosen experts"))
+    return combined.reshape(*output.shape)
+
+
+@dataclass(frozen=True)
+class ChosenExperts:
+    """A root of the Gram matrix of y_t = Σ_e γ_te W_e h_e(x_t), in numpy.
+
+    Attributes
+    ----------
+    steps : tuple of Step
+        From the products of an expert to its hidden vector.
+    widths, gains : tuple
+        The width of each product, and the ratio of the root mean squares of V x and x.
+    output_gain : float
+        The ratio of those of y and γ h.
+    """
+
+    steps: tuple[Step, ...]
+    widths: tuple[int, ...]
+    gains: tuple[float, ...]
+    output_gain: float
+
+    def __call__(self, gram: Array, gates: Array, normals: Array) -> Array:
+        """The root (…, tokens, tokens).
+
+        The Gram matrices of tokens are (…, tokens, tokens), the gates (…, experts,
+        tokens), and there is a row of normals (…, rows, widths) for each pair of a
+        token and a chosen expert.
+        """
+        tokens = gram.shape[-1]
+        flat = [np.asarray(x, dtype=np.float64) for x in (gram, gates, normals)]
+        shape = np.broadcast_shapes(*(x.shape[:-2] for x in flat))
+        count = math.prod(shape)
+        grams, shares, rows = (
+            np.broadcast_to(x, (*shape, *x.shape[-2:])).reshape(count, *x.shape[-2:])
+            for x in flat
+        )
+        total = np.zeros((count, tokens, tokens))
+        for group in _groups(shares, limit=rows.shape[1]):
+            h = self._hidden(group, grams, rows)
+            replica, t = group.replica[:, None], group.token
+            h *= shares[replica, group.expert[:, None], t][..., None]
+            # the same pair of tokens may have several experts in common
+            np.add.at(
+                total,
+                (replica[..., None], t[:, :, None], t[:, None, :]),
+                h @ np.swapaxes(h, -1, -2) / h.shape[-1],
+            )
+        roots = self.output_gain * symmetric_root(total)
+        return roots.reshape(*shape, tokens, tokens).astype(gram.dtype, copy=False)
+
+    def _hidden(self, group: Group, grams: Floats, rows: Floats) -> Floats:
+        """The hidden vectors of sets of tokens, (sets, tokens of each, width)."""
+        replica, t = group.replica[:, None, None], group.token
+        c = symmetric_root(grams[replica, t[:, :, None], t[:, None, :]])
+        products = c @ rows[replica[..., 0], group.row]
+        parts = np.split(products, np.cumsum(self.widths)[:-1], axis=-1)
+        results: list[Floats] = []
+        for step in self.steps:
+            inputs = [results[k] for k in step.inputs]
+            if step.product is not None:
+                result = self.gains[step.product] * parts[step.product]
+            elif step.f is not None:
+                result = np.asarray(step.f(*inputs))
+            elif step.part is not None:
+                number, count = step.part
+                result = np.split(inputs[0], count, axis=-1)[number]
+            else:
+                result = sum(inputs[1:], start=inputs[0])
+            results.append(result)
+        return np.array(results[-1])
+
+
+class Group(NamedTuple):
+    """Sets of equally many tokens that chose the same expert, in some replica."""
+
+    replica: Any  # (sets,)
+    expert: Any  # (sets,)
+    token: Any  # (sets, tokens of each)
+    row: Any  # the numbers of these pairs of an expert and a token, of the same shape
+
+
+def _groups(gates: Floats, limit: int) -> list[Group]:
+    """The sets of tokens with gates other than 0, (replicas, experts, tokens), by size.
+
+    There may be `limit` pairs of an expert and a token in a replica.
+    """
+    loads = np.count_nonzero(gates, axis=-1)
+    if (loads.sum(axis=-1) > limit).any():
+        raise ValueError(
+            "some tokens choose more experts than others: their gates are equal"
+        )
+    replica, expert, token = np.nonzero(gates)
+    # the pairs of a replica are numbered in this order
+    of_replica = np.cumsum(loads.sum(axis=-1)) - loads.sum(axis=-1)
+    row = np.arange(len(token)) - of_replica[replica]
+    starts = np.cumsum(loads.ravel()) - loads.ravel()
+    groups = []
+    for size in np.unique(loads[loads > 0]):
+        sets = np.flatnonzero(loads.ravel() == size)
+        pairs = starts[sets][:, None] + np.arange(size)
+        groups.append(
+            Group(
+                replica=replica[pairs[:, 0]],
+                expert=expert[pairs[:, 0]],
+                token=token[pairs],
+                row=row[pairs],
+            )
+        )
+    return groups
