@@ -223,10 +223,13 @@ def binned(
 
 def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
     """The sum of several mixtures: the components of all."""
+    means = [mixture.mean for mixture in mixtures]
+    variances = [mixture.var for mixture in mixtures]
+    weights = [mixture.weight for mixture in mixtures]
     return GaussianMixture1D(
-        mean=np.concatenate([mixture.mean for mixture in mixtures]),
-        var=np.concatenate([mixture.var for mixture in mixtures]),
-        weight=np.concatenate([mixture.weight for mixture in mixtures]),
+        mean=np.concatenate(means),
+        var=np.concatenate(variances),
+        weight=np.concatenate(weights),
     )
 
 

@@ -202,8 +202,8 @@ class DerivedRule:
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
     # patterns of parameters that repeat from layer to layer
     repeated: frozenset[str] = frozenset()
-    # of the learning rates of the user's optimiser, which those of `rule` change
-    given: Mapping[str, float] = field(default_factory=dict)
+    # exponents of the learning rates of the user's optimiser, which `rule` changes
+    own_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -214,9 +214,9 @@ class DerivedRule:
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
         rule = self.rule.of(name)
-        if name not in self.given:
+        if name not in self.own_rates:
             return rule
-        lr = Power(self.given[name] + rule.lr.width + 0.0, rule.lr.depth)
+        lr = Power(self.own_rates[name] + rule.lr.width + 0.0, rule.lr.depth)
         decay = Power(-lr.width + 0.0, -lr.depth + 0.0)
         return replace(rule, lr=lr, weight_decay=decay)
 
@@ -230,7 +230,7 @@ class DerivedRule:
         departures: list[Departure] = []
         for name, rule in self.rule.parameters.items():
             departures += _departures(name, "standard deviation", rule.std)
-            if self.given.get(name) is not None:
+            if self.own_rates.get(name) is not None:
                 departures += _departures(name, "learning rate", rule.lr)
         for scale in self.scales:
             departures += _departures(scale.path, scale.what, scale.power)

@@ -114,10 +114,11 @@ def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
 
 def _is_mixed_after(state: State, group: FrameBatch, index: int) -> bool:
     """Whether vectors of the group are mixed (see `Mix`) after value number `index`."""
-    last = max(state.analysis.last_use[value] for value in group.positions)
+    analysis = state.analysis
+    last = max(analysis.last_use[value] for value in group.positions)
+    later_operations = [value.op for value in analysis.values[index + 1 : last + 1]]
     return any(
-        isinstance(value.op, Mix) and value.op.x in group.positions
-        for value in state.analysis.values[index + 1 : last + 1]
+        isinstance(op, Mix) and op.x in group.positions for op in later_operations
     )
 
 

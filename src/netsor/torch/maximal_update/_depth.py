@@ -116,7 +116,7 @@ class TorchDepths:
                 *self.size(depth), self.subject.seed, ScalingRule()
             )
             names = groups_of(parameters_of(module))
-            counts.append({pattern: len(found) for pattern, found in names.items()})
+            counts.append({pattern: len(members) for pattern, members in names.items()})
         return layer_pattern(counts, self.depths)
 
     def _draw(self, rule: ScalingRule, depth: int, k: int) -> DepthDraw:
