@@ -56,18 +56,24 @@ def compute_chosen_experts(outputs: Sequence[Value], context: Context) -> list[V
             source = value.op.weight.source
             actions[source] = actions.get(source, 0) + 1
 
-    def is_private(value: Value) -> bool:
-        """Whether one operation reads a value, and its matrix acts once, if any."""
-        if value in outputs or len(users[value]) != 1:
-            return False
-        return not isinstance(value.op, Acting) or actions[value.op.weight.source] == 1
+    def is_private(mixture: Mixture, output: Value) -> bool:
+        """Whether nothing else needs values of a mixture, or its matrices."""
+        inside = {*mixture.inner, output}
+        readers = [user for value in mixture.inner for user in users[value]]
+        operations = [value.op for value in inside]
+        matrices = [op.weight.source for op in operations if isinstance(op, Acting)]
+        return (
+            inside.issuperset(readers)
+            and inside.isdisjoint({*outputs} - {output})
+            and all(actions[matrix] == 1 for matrix in matrices)
+        )
 
     def change(old: Value, new: Value) -> Value:
         """The output of a mixture of experts from the chosen ones."""
         mixture = _mixture_of(old)
         if mixture is None or not isinstance(old.op, MatMul):
             return new
-        if actions[old.op.weight.source] > 1 or not all(map(is_private, mixture.inner)):
+        if not is_private(mixture, old):
             return new
         if not all(math.isfinite(context.width(x)) for x in mixture.vectors(old)):
             return new
@@ -134,7 +140,7 @@ def _mixture_of(value: Value) -> Mixture | None:
     numbers: dict[Value, int] = {}
     if not _read_hidden(x.op.x, mixture, numbers, x.shape):
         return None
-    mixture.inner = (*inner, *numbers)
+    mixture.inner = (*inner, *mixture.inner, *numbers)
     return mixture
 
 
@@ -169,6 +175,7 @@ def _read_hidden(
             if part is None:
                 return False
             step = Step(part=part)
+            mixture.inner = (*mixture.inner, x)
             inputs = (x.op.x,)
         case _:
             return False
