@@ -209,8 +209,11 @@ def _chosen_experts(gates: Scalar) -> int | None:
     counts = set()
     for trial in range(TRIALS):
         samples = _Trial(np.random.default_rng(trial))
-        with np.errstate(all="ignore"):
-            numbers = samples[gates]
+        try:
+            with np.errstate(all="ignore"):
+                numbers = samples[gates]
+        except Exception:  # a function rejects numbers that it never gets
+            return None
         counts |= set(np.count_nonzero(numbers[0], axis=0).tolist())
     return counts.pop() if len(counts) == 1 else None
 
@@ -308,7 +311,8 @@ class ChosenExperts:
             for x in flat
         )
         total = np.zeros((count, tokens, tokens))
-        for group in _groups(shares, limit=rows.shape[1]):
+        is_zero = np.diagonal(grams, axis1=1, axis2=2) == 0
+        for group in _groups(shares, is_zero, limit=rows.shape[1]):
             h = self._hidden(group, grams, rows)
             replica, t = group.replica[:, None], group.token
             h *= shares[replica, group.expert[:, None], t][..., None]
@@ -352,20 +356,24 @@ class Group(NamedTuple):
     row: Any  # the numbers of these pairs of an expert and a token, of the same shape
 
 
-def _groups(gates: Floats, limit: int) -> list[Group]:
+def _groups(gates: Floats, is_zero: Any, limit: int) -> list[Group]:
     """The sets of tokens with gates other than 0, (replicas, experts, tokens), by size.
 
-    There may be `limit` pairs of an expert and a token in a replica.
+    There may be `limit` pairs of an expert and a token in a replica. Tokens that are 0,
+    (replicas, tokens), are not counted: all experts are equal for them, and their
+    products need no random numbers.
     """
-    loads = np.count_nonzero(gates, axis=-1)
-    if (loads.sum(axis=-1) > limit).any():
+    replica, expert, token = np.nonzero(gates)
+    needs_row = ~is_zero[replica, token]
+    needed = np.bincount(replica[needs_row], minlength=len(gates))
+    if (needed > limit).any():
         raise ValueError(
             "some tokens choose more experts than others: their gates are equal"
         )
-    replica, expert, token = np.nonzero(gates)
     # the pairs of a replica are numbered in this order
-    of_replica = np.cumsum(loads.sum(axis=-1)) - loads.sum(axis=-1)
-    row = np.arange(len(token)) - of_replica[replica]
+    before = np.cumsum(needed) - needed
+    row = np.where(needs_row, np.cumsum(needs_row) - 1 - before[replica], 0)
+    loads = np.count_nonzero(gates, axis=-1)
     starts = np.cumsum(loads.ravel()) - loads.ravel()
     groups = []
     for size in np.unique(loads[loads > 0]):
