@@ -27,6 +27,7 @@ import scipy
 
 import netsor as ns
 from netsor.engine.backends._numpy import Streams, block, hold_memory
+from netsor.engine.plan._plan_query import make_plan, no_garbage_collection
 from netsor.models._training import training
 from netsor.papers.sakai2025._experiments import Case, figures
 from netsor.report._mpl_style import (
@@ -294,6 +295,40 @@ def contexts(small=False):
     return rows
 
 
+DEEP_BLOCKS = (24, 96, 126)
+
+
+def depths(model="llama-3-405b", blocks=DEEP_BLOCKS, tokens=128, repeats=5):
+    """Processor seconds to trace and plan all that an audit measures of a deep model:
+    with equal blocks planned once, with every block planned, and with gradients.
+
+    Medians of plans that alternate.
+    """
+    rows = []
+    for layers in blocks:
+        deep = ns.models.read(model).replace(layers=layers)
+        # whether with gradients, and shortcuts to leave out
+        options = {
+            "blocks once": (False, ()),
+            "every block": (False, ("repeated",)),
+            "with gradients": (True, ()),
+        }
+        spent = {name: [] for name in options}
+        for _ in range(repeats):
+            for name, (gradients, without) in options.items():
+                start = time.process_time()
+                with no_garbage_collection():
+                    measured = deep.probes(tokens=tokens, gradients=gradients)
+                    outputs = measured.program.outputs
+                    make_plan(outputs, deep.widths(), without=without)
+                spent[name].append(time.process_time() - start)
+        row = {"blocks": layers}
+        row |= {name: float(np.median(times)) for name, times in spent.items()}
+        rows.append(row)
+        show(rows[-1], first=len(rows) == 1)
+    return rows
+
+
 def command(*words):
     return (
         f"import sys; sys.argv = ['netsor', *{words}]; from netsor.cli import main;"
@@ -442,6 +477,7 @@ def main():
         "starts": starts(),
         "grids": grids(),
         "contexts": contexts(),
+        "depths": depths(),
     }
     slow, fast = 0.0, 0.0
     for row in tables["configurations"]:
@@ -475,6 +511,8 @@ def main():
             as_markdown(tables["grids"]),
             "## Long contexts, processor seconds",
             as_markdown(tables["contexts"]),
+            "## Planning deep models, processor seconds",
+            as_markdown(tables["depths"]),
         ]
     )
     for stem, rows in tables.items():

@@ -123,7 +123,7 @@ _NAMES = {
         "SignFactor",
         "slopes",
     ),
-    "netsor.engine.lower._state": ("LoweredVector",),
+    "netsor.engine.lower._state": ("LoweredVector", "VectorsInUse"),
     "netsor.engine.passes.chosen_experts": ("ChosenExperts",),
     "netsor.engine.passes": (
         "PIPELINE",
@@ -711,6 +711,7 @@ _NAMES = {
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
         "Departures",
+        "RunLaw",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",

@@ -32,3 +32,9 @@ def test_tables():
         {"a": "2", "b": "z"},
     ]
     assert bench.as_markdown(rows).count("|") == 4 * 3
+
+
+def test_plans_of_deep_models_are_timed():
+    (row,) = bench.depths("gpt2", blocks=(2,), tokens=3, repeats=1)
+    assert row["blocks"] == 2
+    assert min(row.values()) > 0

@@ -15,8 +15,7 @@ import pytest
 
 from netsor import audit
 from netsor.models import RECIPES, read
-from tests.internals import BLOCKS, _process_pool, _request
-from tests.internals import audit_plots as _plots
+from tests.internals import _process_pool, _request
 
 from .command import netsor
 from .inline import Inline
@@ -152,6 +151,9 @@ def test_audit_ids_are_used_as_tokens(folder):
             "3,7,7,1",
             "--draws",
             "40",
+            "--widths",
+            "actual",
+            "--no-gradients",
             "--json",
             cwd=folder,
         ).stdout
@@ -342,9 +344,7 @@ def test_recipes_are_listed_with_a_line_each(folder):
         assert line.endswith(listed.words)
 
 
-def test_audit_compares_several_models_and_sweeps(folder, monkeypatch):
-    monkeypatch.setattr(_plots, "BLOCKS", BLOCKS[:1])  # pictures take most of the time
-    monkeypatch.setattr(_plots, "FINAL", ())
+def test_audit_compares_several_models_and_sweeps(folder, unillustrated):
     words = ["audit", "tiny.json", "--quick"]
     sweep = [*words, "--sweep", "std_q=0.02,1,20", "--set", "std_k=1"]
     found = json.loads(netsor(*sweep, "--json", "--out", "out", cwd=folder).stdout)

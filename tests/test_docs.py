@@ -20,6 +20,7 @@ from tests.internals import AUDIT_RULES as RULES
 from tests.internals import INSTRUCTIONS, _bayes, _process_pool, _sampler, cli
 
 from .inline import Inline
+from .keep import keep
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted(
@@ -90,7 +91,12 @@ def short(function):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if page.name in FEW], ids=lambda page: page.name
+    "page",
+    keep(
+        [page for page in PAGES if page.name in FEW],
+        *(page for page in PAGES if page.name == "scale.md"),
+    ),
+    ids=lambda page: page.name,
 )
 def test_code_blocks_of_long_pages_run(page, apart, monkeypatch):
     needs(page)

@@ -30,6 +30,7 @@ from tests.internals import _process_pool
 from tests.internals import studies_study as _study
 
 from .inline import Inline
+from .keep import keep
 
 API = Path(__file__).parent.parent / "docs" / "api.md"
 # what the regressor needs
@@ -299,6 +300,7 @@ def examples():
 
 
 EXAMPLES = examples()
+STUDIES = {"transfer", "width_needed", "literature"}  # which take seconds
 
 
 def rated(net, widths, **how):
@@ -318,7 +320,7 @@ def computed(task, folder=None):
     return COMPUTED[task]
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", keep(EXAMPLES, *(set(EXAMPLES) - STUDIES)))
 def test_examples_print_what_they_say(name, monkeypatch):
     matplotlib.use("Agg")
     # the same bits, and no process to begin

@@ -51,7 +51,7 @@ from .test_precision import (
 )
 
 JAX = {"backend": "jax", "device": "cpu"}
-QUICK = ("transformer", "few degrees of freedom")
+QUICK = ("transformer",)
 
 
 @pytest.fixture
@@ -134,6 +134,7 @@ def test_single_precision_has_the_same_law_in_numpy(case):
     assert smallest_p(case, backend="numpy", precision="float32") > LEVEL
 
 
+@pytest.mark.slow
 def test_jax_sees_inputs_on_a_circle():
     assert_circles_of_random_size_have_the_kernel_of_erf(50, **JAX)
 

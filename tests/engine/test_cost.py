@@ -14,6 +14,7 @@ from tests.internals import ACCELERATOR, CPU, Numpy, _cost_model, make_plan
 
 from ..builder import Builder
 from ..gradients import gradients
+from ..keep import keep
 from ..programs import STEPS, WIDTHS, grown
 from .compare import exact_draws, literal_draws, smallest_of, smallest_p
 
@@ -269,7 +270,9 @@ def test_entries_of_a_matrix_that_acts_again_are_drawn_once(
     assert "acts on" not in str(plan(net, FACTOR, monkeypatch, n=width, m=hidden))
 
 
-@pytest.mark.parametrize("prices", [CPU, ACCELERATOR], ids=lambda prices: prices.place)
+@pytest.mark.parametrize(
+    "prices", keep([CPU, ACCELERATOR], CPU), ids=lambda prices: prices.place
+)
 @pytest.mark.parametrize("way", [FACTOR, DRAWN])
 def test_matrix_that_acts_again_has_its_law_either_way(way, prices, monkeypatch):
     forced(way, monkeypatch, prices)
@@ -285,6 +288,7 @@ def test_transpose_is_that_of_the_same_entries(monkeypatch):
     assert np.abs(one).min() > 1e-6
 
 
+@pytest.mark.slow
 def test_random_gradients_with_drawn_matrices(monkeypatch):
     """With the weights drawn by the literal interpreter; by directions: in
     test_gradients.

@@ -57,7 +57,6 @@ def transformer(
     keep(
         itertools.product([ns.rms_norm, ns.layer_norm], [False, True]),
         (ns.rms_norm, False),
-        (ns.layer_norm, True),
     ),
 )
 def test_numbers_and_time_are_linear_in_depth_and_bytes_constant(norm, vector):

@@ -15,6 +15,7 @@ from tests.internals import (
     kernel_of_several,
 )
 
+from ..keep import keep
 from .test_expect import one
 
 n = ns.Width("n")
@@ -45,7 +46,13 @@ def pole(power, at=0.0):
 
 @pytest.mark.parametrize(
     ("power", "at"),
-    [(0.1, 0.0), (0.45, 0.0), (0.49, 0.0), (0.4, 1 / 3), (0.45, -1.0), (0.4, 2.5)],
+    keep(
+        [(0.1, 0.0), (0.45, 0.0), (0.49, 0.0), (0.4, 1 / 3), (0.45, -1.0), (0.4, 2.5)],
+        (0.1, 0.0),
+        (0.49, 0.0),
+        (0.4, 1 / 3),
+        (0.4, 2.5),
+    ),
 )
 def test_second_moment_of_an_integrable_pole_equals_the_closed_form(power, at):
     f, true = pole(power, at)

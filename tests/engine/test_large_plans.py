@@ -12,6 +12,7 @@ from tests.internals import (
     Clusters,
     Replacement,
     Streams,
+    VectorsInUse,
     _array,
     _finite_frames,
     block,
@@ -115,6 +116,27 @@ def test_fewest_directions_of_all_numbers_that_can_be_kept(seed):
         new = sum(count for reach, count in vectors_of_reach.items() if reach > kept)
         every_choice.append((kept + new, -kept, Replacement(kept, new)))
     assert fewest_directions(vectors_of_reach) == min(every_choice)[2]
+
+
+def test_vectors_in_use_are_those_that_a_list_would_keep():
+    """The counts of each reach, as values are added, forgotten and change theirs."""
+    rng = np.random.default_rng(0)
+    in_use = VectorsInUse()
+    expected = {}
+    for index in range(60):
+        last_use, vectors, reach = rng.integers([index, 1, 0], [index + 20, 5, 8])
+        expected[index] = [last_use, vectors, reach]
+        in_use.add(index, last_use=last_use, vectors=vectors, reach=reach)
+        in_use.forget(before=index)
+        expected = {key: row for key, row in expected.items() if row[0] >= index}
+        changed = int(rng.choice(list(expected)))
+        expected[changed][2] = 3
+        in_use.change_reach(changed, 3)
+        assert in_use.values == list(expected)
+        counts = Counter()
+        for _, vectors, reach in expected.values():
+            counts[reach] += vectors
+        assert in_use.of_reach == counts
 
 
 def test_memory_of_device_counts_what_functions_hold():

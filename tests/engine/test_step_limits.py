@@ -181,10 +181,10 @@ def test_lazy_limit_matches_large_widths():
 @pytest.mark.parametrize(
     ("optimiser", "lr", "options"),
     [
-        ("sgd", None, {}),
+        pytest.param("sgd", None, {}, marks=pytest.mark.slow),
         ("muon", lambda i, o: 0.2 * (o / i) ** 0.5, {"weights": ["in", "hidden"]}),
         ("adam", lambda i, o: 0.3 / i, {"weights": ["hidden"], "hidden": lambda v: v}),
-        ("adam", constant, {"weights": ["in"]}),
+        pytest.param("adam", constant, {"weights": ["in"]}, marks=pytest.mark.slow),
     ],
 )
 def test_features_move_in_mup_at_infinite_width(optimiser, lr, options):

@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import netsor
@@ -57,16 +58,11 @@ def imports(text, here, files):
 
 
 def circle(graph):
-    """A file from which following imports leads back to it, if there is one."""
-    for start in graph:
-        seen, pending = set(), list(graph[start])
-        while pending:
-            file = pending.pop()
-            if file == start:
-                return start
-            if file not in seen:
-                seen.add(file)
-                pending += graph[file]
+    """Files that import each other in a circle, if there are any."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
     return None
 
 

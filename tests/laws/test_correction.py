@@ -50,9 +50,10 @@ LAYERS = {
             lambda: of_paper()[0].with_heads(1).correction(),
             (0.7574, 34.811, 1.328, 13.115),
         ),
-        (
+        pytest.param(
             lambda: layer(ns.gaussian(n, 4)).law(n=inf).correction(),
             (0.3424, 11.331, 0.468, 1.999),
+            marks=pytest.mark.slow,
         ),
     ],
 )

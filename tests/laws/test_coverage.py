@@ -62,13 +62,12 @@ CUSPS = "a cusp", "a tip"
     ("name", "draws"),
     keep(
         list(itertools.product(HARD_FOR_KERNELS, (100, 300))),
-        ("an edge, near", 100),
         ("a jump to the mode", 100),
         ("a cusp", 300),
     ),
 )
 def test_kernel_errors_cover_the_density(name, draws):
-    """Of a hundred samples, two errors cover three quarters of the densities at cusps,
+    """Of a hundred samples, two errors cover four fifths of the densities at cusps,
     which few draws cannot tell from smooth peaks, and nine tenths elsewhere.
 
     It was 20 to 80 % beside an edge, where no narrower kernel has enough draws to show
@@ -80,5 +79,5 @@ def test_kernel_errors_cover_the_density(name, draws):
         sample = law.rvs(draws, random_state=np.random.default_rng(seed))
         value, error = ns.Empirical(sample).with_error.pdf(y)
         inside += abs(value - law.pdf(y)) <= 2 * error
-    rate = 0.75 if name in CUSPS else 0.9
+    rate = 0.8 if name in CUSPS else 0.9
     assert inside >= stats.binom(100, rate).ppf(1e-4)

@@ -54,6 +54,8 @@ WANDB = (
     " wandb.Api().run(PATH).history().to_csv('run.csv') does"
 )
 LARGEST = 2**28  # bytes of a log that is read
+RATE = "lr"
+RATE_ROUNDING = 0.05  # the largest relative rounding of a learning rate
 HALF_TENTH = 0.05  # the rounding of numbers with one digit after the point
 MOST_NAMED = 12  # columns of a log that an error names
 
@@ -109,6 +111,8 @@ def read_log(
     for quantity in known:
         by_step = _numbers_of(rows, steps, _names(quantity, columns))
         counted = {step - start: x for step, x in by_step.items() if step >= start}
+        if quantity == RATE:
+            counted = {step: _as_rate(x) for step, x in counted.items()}
         if counted:
             numbers[quantity] = counted
     _refuse_missing(columns, numbers, rows)
@@ -120,6 +124,12 @@ def read_log(
             " (--column grad_norm=NAME)"
         )
     return RunLog(name, numbers, start)
+
+
+def _as_rate(rate: Logged) -> Logged:
+    """A learning rate, which has two digits or more: 0.001 is set, not rounded."""
+    largest = RATE_ROUNDING * abs(rate.value)
+    return rate._replace(rounding=min(rate.rounding, largest))
 
 
 def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:

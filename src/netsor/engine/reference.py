@@ -93,16 +93,8 @@ def simulate(
     numbers += sum(math.prod(_full_shape(value, widths)) for value in values)
     # per draw: a batch of matrices is in memory twice while it acts
     draw_bytes = 16.0 * numbers
-    bound = ", ".join(f"{name}={width}" for name, width in widths.items())
-    remedy = "take smaller widths, or net.law, which draws no matrix"
-    check_memory(draw_bytes, f"one draw of all matrices at {bound}", remedy)
     selections = [_selection(output, coordinates, widths) for output in narrowed]
-    returned = sum(math.prod(selection.shape) for selection in selections)
-    check_memory(
-        8.0 * draws * returned,
-        f"draws={draws} of {returned} numbers",
-        "take fewer draws, or coordinates=0",
-    )
+    _check_fits(draw_bytes, widths, draws, selections)
     # depends only on the program: workers cannot change the draws
     chunk_draws = max(1, CHUNK_BYTES // (8 * numbers))
     if sampling.executor is None:  # no more at a time than fit in memory
@@ -181,6 +173,26 @@ def _index(coordinates: Coordinates, width: int) -> Any:
             f"coordinates={shown(coordinates)}: {' '.join(str(error).split())}"
         ) from None
     return (..., coordinates)
+
+
+def _check_fits(
+    draw_bytes: float,
+    widths: Mapping[str, float],
+    draws: int,
+    selections: Sequence[_Selection],
+) -> None:
+    """Raise an error if one draw of all matrices, or the result, needs too much
+    memory.
+    """
+    bound = ", ".join(f"{name}={width}" for name, width in widths.items())
+    remedy = "take smaller widths, or net.law, which draws no matrix"
+    check_memory(draw_bytes, f"one draw of all matrices at {bound}", remedy)
+    returned = sum(math.prod(selection.shape) for selection in selections)
+    check_memory(
+        8.0 * draws * returned,
+        f"draws={draws} of {returned} numbers",
+        "take fewer draws, or coordinates=0",
+    )
 
 
 @dataclass(frozen=True)

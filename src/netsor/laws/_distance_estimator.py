@@ -349,13 +349,7 @@ class DistanceEstimator:
             y = y[self.p._density(y) > MIN_DENSITY]
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
-            if len(y) > 1 and growth[-1] > TAIL_ATOL:
-                # ∫ growth dy/y from the last y on, for growth ∝ y^(−power)
-                power = math.log2(growth[-2] / growth[-1])
-                if power > MIN_POWER:
-                    beyond += growth[-1] / power
-                else:
-                    beyond = math.inf
+            beyond += _integral_beyond(growth)
         y, weights = integrated(terms, nodes)
         return KLRule(y, weights, beyond)
 
@@ -542,6 +536,20 @@ def log_of_tiny(law: Distribution, y: Array, rows: Array) -> Array:
     logs = np.zeros(len(y))
     logs[tiny] = law._logpdf(y[tiny])
     return logs
+
+
+def _integral_beyond(growth: Array) -> float:
+    """∫ growth dy/y from the last point on, for growth ∝ y^(−power).
+
+    `growth` (points,) is that at points each twice as far as the one before. It is 0 if
+    the growth is negligible, and infinite if it hardly falls.
+    """
+    if len(growth) < 2 or not growth[-1] > TAIL_ATOL:
+        return 0.0
+    power = math.log2(growth[-2] / growth[-1])
+    if power > MIN_POWER:
+        return float(growth[-1] / power)
+    return math.inf
 
 
 def kl_terms(f: Array, g: Array, log_g: Array) -> Array:

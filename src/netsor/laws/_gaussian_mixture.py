@@ -431,26 +431,17 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
     components).
     """
     # Genz's sequential conditioning: entry j given the earlier ones is normal, and is
-    # drawn between its bounds. In the Cholesky factor `root`, a direction without
-    # variance has a column of zeros.
+    # drawn between its bounds. It is mean_j + std_j z_j with mean_j = Σ_{i < j} L_ji
+    # z_i, where L is the Cholesky factor of the covariance.
+    factor, stds = _cholesky_factors(cov)
     entries = cov.shape[1]
     values_and_components = u.shape[:2]
     z = np.zeros((*values_and_components, entries))
     probability = np.ones(values_and_components)
-    conditional_cov = cov.copy()  # given the entries before j
-    root = np.zeros_like(cov)
     for j in range(entries):
-        # the next column of the Cholesky factor
-        var = conditional_cov[:, j, j]
-        is_random = var > ROUNDED_VARIANCE * cov[:, j, j]
-        scale = np.sqrt(np.where(is_random, var, 1.0))
-        column = conditional_cov[:, j:, j] / scale[:, None]
-        root[:, j:, j] = np.where(is_random[:, None], column, 0.0)
-        conditional_cov -= root[:, :, None, j] * root[:, None, :, j]
-
-        # the mean of entry j given the earlier ones; m are values, r components
-        mean = np.einsum("ri,mri->mr", root[:, j, :j], z[..., :j])
-        std = np.where(is_random, scale, 0.0)
+        # m are values, r components
+        mean = np.einsum("ri,mri->mr", factor[:, j, :j], z[..., :j])
+        std = stds[:, j]
         below_lower = _normal_cdf(lower[:, j], mean, std)
         below_upper = _normal_cdf(upper[:, j], mean, std)
         between = below_upper - below_lower
@@ -460,3 +451,23 @@ def rectangles(cov: Array, lower: Array, upper: Array, u: Array) -> Array:
             uniform = np.clip(uniform, *UNIFORM_ENDS)
             z[..., j] = scipy.special.ndtri(uniform)
     return probability
+
+
+def _cholesky_factors(cov: Array) -> tuple[Array, Array]:
+    """The lower triangular L with L L^T = cov_r, (components, k, k), and the standard
+    deviations of the entries given the earlier ones, (components, k).
+
+    A direction without variance has a column of zeros, and the deviation 0.
+    """
+    conditional_cov = cov.copy()  # given the entries before j
+    factor = np.zeros_like(cov)
+    stds = np.zeros(cov.shape[:2])
+    for j in range(cov.shape[1]):
+        var = conditional_cov[:, j, j]
+        is_random = var > ROUNDED_VARIANCE * cov[:, j, j]
+        scale = np.sqrt(np.where(is_random, var, 1.0))
+        stds[:, j] = np.where(is_random, scale, 0.0)
+        column = conditional_cov[:, j:, j] / scale[:, None]
+        factor[:, j:, j] = np.where(is_random[:, None], column, 0.0)
+        conditional_cov -= factor[:, :, None, j] * factor[:, None, :, j]
+    return factor, stds

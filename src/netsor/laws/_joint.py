@@ -440,8 +440,9 @@ class Joint(LawBase):
                 with np.errstate(invalid="ignore"):  # −∞ + ∞
                     logs = np.where(has_weight, terms - log_weight, -np.inf)
                 tail = tail_of_logs(logs, self.weight, replicas.count)
-                unknown = (densities.max(axis=1) == 0) & (tail > largest_term)
-                tail = np.where(unknown, np.inf, np.minimum(tail, largest_term))
+                underflows = densities.max(axis=1) == 0
+                is_unknown = underflows & (tail > largest_term)
+                tail = np.where(is_unknown, np.inf, np.minimum(tail, largest_term))
                 error = combined(error, tail)
             errors.append(error)
         return Estimate(np.concatenate(values), np.concatenate(errors))

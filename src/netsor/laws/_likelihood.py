@@ -454,13 +454,11 @@ def _slope_of_log_density(root: Array, z: Array, std: Array) -> Array:
     Each entry S_ij of the covariance of the observations is off by ±ε √(C_ii C_jj),
     `std` are the √C_ii, and S = R R^T. The changes of all entries are independent.
     """
-    # d log N = ½ tr((S⁻¹ r r^T S⁻¹ − S⁻¹) dC), with r = R z
+    # d log N = ½ tr((α α^T − S⁻¹) dC), with α = S⁻¹ r and r = R z
     identity = np.broadcast_to(np.eye(root.shape[-1]), root.shape)
     inverse_root = np.linalg.solve(root, identity)
-    alpha = np.einsum("rij,ri->rj", inverse_root, z)  # S⁻¹ r
-    outer_of_alpha = alpha[:, :, None] * alpha[:, None, :]
-    inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root  # S⁻¹
-    slope = outer_of_alpha - inverse_cov
+    inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root
+    alpha = np.einsum("rij,ri->rj", inverse_root, z)
+    slope = alpha[:, :, None] * alpha[:, None, :] - inverse_cov
     changes = slope * std[:, :, None] * std[:, None, :]
-    variance = np.sum(changes**2, axis=(1, 2))
-    return np.asarray(np.sqrt(variance))
+    return np.asarray(np.sqrt(np.sum(changes**2, axis=(1, 2))))

@@ -472,12 +472,15 @@ class Mixture(Components, Law):
         tail2 = float(replicas.unseen(second, decisive=True))
         tail3 = float(replicas.unseen(third, decisive=True))
         tail4 = float(replicas.unseen(fourth, decisive=True))
-        unseen3 = math.inf
-        unseen4 = math.inf
-        if math.isfinite(tail3):
-            unseen3 = (abs(m3) + tail3) / (1 + tail2) ** 1.5 - abs(m3)
-        if math.isfinite(tail4):
-            unseen4 = (m4 + tail4) / (1 + tail2) ** 2 - m4
+
+        def unseen(moment: float, tail: float, power: float) -> float:
+            """The change of a standardised moment by the tail."""
+            if not math.isfinite(tail):
+                return math.inf
+            return float((moment + tail) / (1 + tail2) ** power - moment)
+
+        unseen3 = unseen(abs(m3), tail3, 1.5)
+        unseen4 = unseen(m4, tail4, 2)
 
         # Of quadrature: the changes with the variance of each component.
         change3 = 3 * mean * var - 1.5 * m3 * var

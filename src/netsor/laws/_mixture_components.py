@@ -83,20 +83,15 @@ def compress(
     high = middle * pair.high
     low = middle * pair.low
 
-    # the masses of the two nodes of each cell
-    mass = cell_moments.mass
+    # the masses of the two nodes of each cell, (cells,) or (cells, blocks)
     if blocks is None:
+        mass = cell_moments.mass
         mass_of_high = mass * pair.share_of_high
     else:
-        # each block keeps its mass and its mean: w_high + w_low = mass, and w_high
-        # (high − mean) + w_low (low − mean) = Σ w (x − mean)
         mass = summed(index, weight=w, size=count, blocks=blocks)
-        deviation = summed(
-            index, weight=w * (x - mean[index]), size=count, blocks=blocks
-        )
-        distance = np.where(pair.reach > 0, 2 * pair.reach, np.inf)
-        share_of_high = pair.share_of_high[:, None]
-        mass_of_high = mass * share_of_high + deviation / distance[:, None]
+        centred = w * (x - mean[index])
+        deviation = summed(index, weight=centred, size=count, blocks=blocks)
+        mass_of_high = _mass_of_high_by_block(pair, mass, deviation)
     mass_of_low = mass - mass_of_high
 
     is_occupied = cell_moments.mass > 0
@@ -158,6 +153,19 @@ def _two_nodes(cells: CellMoments) -> TwoNodes:
     )
 
 
+def _mass_of_high_by_block(pair: TwoNodes, mass: Array, deviation: Array) -> Array:
+    """The mass at the high node of each cell, so that each block keeps its mass and its
+    mean; all arrays are (cells, blocks).
+
+    `mass` is that of the components of a block in a cell, and `deviation` is their
+    Σ w (x − mean). So w_high + w_low = mass, and w_high (high − mean) + w_low (low −
+    mean) = deviation.
+    """
+    distance = np.where(pair.reach > 0, 2 * pair.reach, np.inf)
+    share_of_high = pair.share_of_high[:, None]
+    return np.asarray(mass * share_of_high + deviation / distance[:, None])
+
+
 class Blocks(NamedTuple):
     """The block of each component, and the number of blocks."""
 
@@ -215,10 +223,13 @@ def binned(
 
 def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:
     """The sum of several mixtures: the components of all."""
+    means = [mixture.mean for mixture in mixtures]
+    variances = [mixture.var for mixture in mixtures]
+    weights = [mixture.weight for mixture in mixtures]
     return GaussianMixture1D(
-        mean=np.concatenate([mixture.mean for mixture in mixtures]),
-        var=np.concatenate([mixture.var for mixture in mixtures]),
-        weight=np.concatenate([mixture.weight for mixture in mixtures]),
+        mean=np.concatenate(means),
+        var=np.concatenate(variances),
+        weight=np.concatenate(weights),
     )
 
 

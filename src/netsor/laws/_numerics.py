@@ -236,7 +236,8 @@ def kernel_bias(
     # Where the density is smooth, the bias is proportional to h², so it is the change
     # from h² to 2h². Beside a narrow peak it grows less with h, and the next change
     # shows by how much (see `kernel_bias_of`): at a cusp, like h. Its noise could hide
-    # that, so we take the least growth within one standard error.
+    # that, so we take the least growth within one standard error. The bias is a shift
+    # and no noise, so the error counts the largest one within a standard error too.
     wider = density(ROOT_TWO)
     widest = density(2.0)
     change = wider - value
@@ -247,7 +248,7 @@ def kernel_bias(
     noise = noise_of_change(wider, value, (ROOT_TWO, 1.0))
     is_known = (np.abs(change) > noise) & (next_change * change > 0)
     growth = np.clip(np.where(is_known, growth, 2.0), ROOT_TWO, 2.0)
-    bias = np.abs(change) / (growth - 1)
+    bias = (np.abs(change) + noise) / (growth - 1)
 
     # Near an edge or a steep rise it is not, and between two edges that change can be
     # 0. There narrower kernels show it: we take the largest change that exceeds their

@@ -103,21 +103,13 @@ def reference(z: Array) -> Reference:
     # narrow, and slow chains down.
     distinct = len(np.unique(z[:, 0]))  # repeated particles add no information
     mean = z.mean(axis=0)
-    std = z.std(axis=0)
-    standardised = (z - mean) / np.where(std > 0, std, 1.0)
-    correlation = standardised.T @ standardised
-    np.abs(correlation, out=correlation)  # in place: it may be the largest array
-    correlation /= len(z)
-    np.fill_diagonal(correlation, 0.0)
-    # the standard error of √½ (std² − 1) is that of the mean, 1/√particles
-    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
-    difference = np.maximum(difference, correlation.max(axis=1))
-    in_errors = math.sqrt(distinct) * difference
+    in_errors = math.sqrt(distinct) * _difference_from_prior(z, mean)
     clearest_first = np.argsort(-in_errors, kind="stable")
     candidates = clearest_first[: distinct // PARTICLES_PER_COORDINATE]
     coordinates = np.sort(candidates[in_errors[candidates] > SIGNIFICANT])
     if not len(coordinates):
         return PRIOR
+
     cov = np.atleast_2d(np.cov(z[:, coordinates].T))
     cov[np.diag_indices(len(coordinates))] *= 1 + JITTER
     try:
@@ -127,6 +119,22 @@ def reference(z: Array) -> Reference:
     return Reference(
         coordinates, mean[coordinates], np.asarray(lower, dtype=np.float64)
     )
+
+
+def _difference_from_prior(z: Array, mean: Array) -> Array:
+    """How far particles z (particles, size) are from N(0, I), for each coordinate.
+
+    It is the largest of |mean|, √½ |variance − 1| and the correlations with other
+    coordinates, which all have the standard error 1/√particles.
+    """
+    std = z.std(axis=0)
+    standardised = (z - mean) / np.where(std > 0, std, 1.0)
+    correlation = standardised.T @ standardised
+    np.abs(correlation, out=correlation)  # in place: it may be the largest array
+    correlation /= len(z)
+    np.fill_diagonal(correlation, 0.0)
+    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
+    return np.asarray(np.maximum(difference, correlation.max(axis=1)))
 
 
 def init_chains(log_likelihood: LogLikelihood, z: Array) -> Chains:
@@ -158,15 +166,8 @@ def advance_chains(
         log_target = power * height
         return np.asarray(log_target - around.log_student(w) + log_prior)
 
-    # the ellipse of each chain
     start = around.standardised(chains.z)
-    other_axis = rng.standard_normal(z.shape)
-    if len(around.coordinates):
-        # Student's t is a Gaussian of random scale: this is the scale given the start
-        scale = FREEDOM + around.square(start)
-        scale = scale / rng.chisquare(around.degrees, count)
-        other_axis[:, around.coordinates] *= np.sqrt(scale)[:, None]
-
+    other_axis = _other_axis(start, around, rng)
     # the height that an accepted point exceeds: as in slice sampling
     level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
@@ -202,6 +203,20 @@ def advance_chains(
         "the likelihood has a jump, or is so steep that rounding hides it; give more"
         " noise",
     )
+
+
+def _other_axis(start: Array, around: Reference, rng: Generator) -> Array:
+    """The second axis of the ellipse of each chain, (chains, size).
+
+    It is a draw of the reference; `start` are the chains in its coordinates.
+    """
+    axis = rng.standard_normal(start.shape)
+    if len(around.coordinates):
+        # Student's t is a Gaussian of random scale: this is the scale given the start
+        scale = FREEDOM + around.square(start)
+        scale = scale / rng.chisquare(around.degrees, len(start))
+        axis[:, around.coordinates] *= np.sqrt(scale)[:, None]
+    return axis
 
 
 # Tempering: particles of the laws N(z; 0, I) L(z)^β, from the prior, β = 0, to the

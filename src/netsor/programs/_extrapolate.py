@@ -205,7 +205,6 @@ def _posterior_limit(
     n = np.asarray(widths, dtype=float)
     # numbers are relative to the mean at the largest width, here and below
     off = mean - mean[-1]
-
     cov = _inflated(cov, count, rounding)
 
     # the sizes of the prior: multiples of the change over the widths, or of its noise
@@ -215,32 +214,55 @@ def _posterior_limit(
     change = np.abs(off).max()
     size = SIZES * max(change, noise_of_steps)
 
-    # the posterior of a, given a power and a size of the prior: (powers, sizes)
-    total = cov + _prior_covs(n, size)  # (powers, sizes, n, n)
-    inverse = np.linalg.inv(total)
-    precision = inverse.sum(axis=(2, 3))
-    value = inverse.sum(axis=2) @ off / precision
-
-    # their evidence; p: powers, s: sizes, i and j: widths
-    residual = off - value[..., None]
-    misfit = np.einsum("psi,psij,psj->ps", residual, inverse, residual)
-    log_prior = np.log([*POWERS.values()])[:, None]
-    log_determinant = np.linalg.slogdet(total)[1]
-    log_volume = (log_determinant + np.log(precision)) / 2
-    # a Student likelihood, because the noise is estimated too
-    log_student = (count + len(n) - 2) / 2 * np.log1p(misfit / (count - 1))
-    log_evidence = log_prior - log_volume - log_student
-    weight = np.exp(log_evidence - log_evidence.max())
-    weight /= weight.sum()
-
-    limit = float(np.sum(weight * value))
-    variance = 1 / precision + (value - limit) ** 2
+    total = cov + _prior_covs(n, size)
+    posterior = _posteriors(off, total)
+    weight = _evidence(posterior, off, total, count)
+    limit = float(np.sum(weight * posterior.value))
+    variance = 1 / posterior.precision + (posterior.value - limit) ** 2
     deviation = math.sqrt(np.sum(weight * variance))
     degrees_of_freedom = count - len(n) + 1
     return Limit(
         value=float(mean[-1]) + limit,
         error=student(degrees_of_freedom, 2.0) * deviation + rounding,
     )
+
+
+class _Posteriors(NamedTuple):
+    """The normal posterior of a for each power and size of the prior."""
+
+    value: Array  # (powers, sizes): the means
+    precision: Array  # (powers, sizes): 1 over the variances
+    inverse: Array  # (powers, sizes, widths, widths): of the covariances of the means
+
+
+def _posteriors(off: Array, total: Array) -> _Posteriors:
+    """The posteriors of a, given off = a + N(0, total) with a flat prior of a.
+
+    off: (widths,), total: (powers, sizes, widths, widths).
+    """
+    inverse = np.linalg.inv(total)
+    precision = inverse.sum(axis=(2, 3))
+    value = inverse.sum(axis=2) @ off / precision
+    return _Posteriors(value, precision, np.asarray(inverse, dtype=np.float64))
+
+
+def _evidence(posterior: _Posteriors, off: Array, total: Array, count: int) -> Array:
+    """The weight of each power and size of the prior, (powers, sizes), of sum 1.
+
+    The likelihood is Student's, because the noise is estimated too, from `count`
+    blocks; the others are those of `_posteriors`.
+    """
+    # in the einsum, p are powers, s sizes, i and j widths
+    residual = off - posterior.value[..., None]
+    misfit = np.einsum("psi,psij,psj->ps", residual, posterior.inverse, residual)
+    log_prior = np.log([*POWERS.values()])[:, None]
+    _, log_determinant = np.linalg.slogdet(total)
+    log_volume = (log_determinant + np.log(posterior.precision)) / 2
+    log_student = (count + len(off) - 2) / 2 * np.log1p(misfit / (count - 1))
+    log_evidence = log_prior - log_volume - log_student
+    weight = np.exp(log_evidence - log_evidence.max())
+    weight /= weight.sum()
+    return np.asarray(weight)
 
 
 def _inflated(cov: Array, count: int, rounding: float) -> Array:

@@ -217,27 +217,33 @@ def density(
         down = np.clip(floor * (1 - 0.95 * density / top), 0, floor).tolist()
         return [f"{a:.1f},{d:.1f}" for a, d in zip(across, down, strict=True)]
 
-    def path(line: str, stroke: str, width: float) -> str:
-        """An SVG path that is a line."""
-        return (
-            f'<path d="{line}" fill="none" stroke="{stroke}" stroke-width="{width}"/>'
-        )
-
     shapes = []
     if np.any(error > 0):
-        band = "L".join(points(y + error) + points(y - error)[::-1])
+        upper_edge = points(y + error)
+        lower_edge = points(y - error)
+        band = "L".join([*upper_edge, *reversed(lower_edge)])
         shapes.append(f'<path d="M{band}Z" fill="{BLUE}" fill-opacity="0.25"/>')
-    shapes.append(path(f"M{'L'.join(points(y))}", BLUE, 1.6))
+    shapes.append(_svg_path(f"M{'L'.join(points(y))}", BLUE, 1.6))
     for position, height in atoms:
         across = f"{pixels_across(position):.1f}"
         line = f"M{across},{floor}v{-0.95 * floor * height:.1f}"
-        shapes.append(path(line, BLUE, 3))
-    shapes.append(path(f"M0,{floor}H{WIDE}", "currentColor", 0.8))
+        shapes.append(_svg_path(line, BLUE, 3))
+    shapes.append(_svg_path(f"M0,{floor}H{WIDE}", "currentColor", 0.8))
     for tick in ticks(float(x[0]), float(x[-1])):
         across = f"{pixels_across(tick):.1f}"
         label = f"{tick:.4g}".replace("-", "−")
-        shapes.append(path(f"M{across},{floor}v3", "currentColor", 0.8))
+        shapes.append(_svg_path(f"M{across},{floor}v3", "currentColor", 0.8))
         shapes.append(f'<text x="{across}" y="{HIGH - 2}">{label}</text>')
+    return _svg_picture(shapes, words)
+
+
+def _svg_path(line: str, stroke: str, width: float) -> str:
+    """An SVG path that is a line."""
+    return f'<path d="{line}" fill="none" stroke="{stroke}" stroke-width="{width}"/>'
+
+
+def _svg_picture(shapes: Sequence[str], words: str) -> str:
+    """A small SVG picture of these shapes, with a text for a screen reader."""
     look = (
         'font-size="10" text-anchor="middle" fill="currentColor" style="max-width:'
         ' 100%; overflow: visible"'

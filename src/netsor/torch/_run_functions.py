@@ -7,7 +7,7 @@ change of the user's code. `observed` says which functions a module calls at all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -163,53 +163,50 @@ def scaled_attention(power: float) -> Callable[[], Replaced]:
 
 
 def without_residuals(which: int | None) -> Callable[[], Replaced]:
-    """A context in which sums of two streams are the later term only.
+    """A context in which sums of the stream and a term are the term only.
 
-    `which`: every second of these sums, from 0 or 1 on; None: all of them.
+    The stream is what embeddings return, and such sums. `which`: every second of these
+    sums, from 0 or 1 on; None: all of them.
     """
 
     def make() -> Replaced:
-        ages: dict[int, int] = {}  # when a tensor came into being
-        kept: list[Any] = []  # tensors, so that their ids stay theirs
+        stream: dict[int, Any] = {}  # tensors by their ids, which so stay theirs
         count = 0
 
-        def age(x: Any) -> int:
-            if id(x) not in ages:
-                ages[id(x)] = len(ages)
-                kept.append(x)
-            return ages[id(x)]
+        def embedding(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = func(*args, **kwargs)
+            stream[id(result)] = result
+            return result
+
+        def same(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            result = func(*args, **kwargs)
+            if args and id(args[0]) in stream:
+                stream[id(result)] = result
+            return result
 
         def add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal count
-            if not _are_streams(args):
+            terms = [x for x in args[:2] if id(x) not in stream]
+            if len(terms) == len(args[:2]):
                 return func(*args, **kwargs)
-            later = max(args[:2], key=age)
-            count += 1
-            is_whole = which is not None and (count - 1) % 2 != which
-            result = func(*args, **kwargs) if is_whole else later + 0.0
-            age(result)
+            is_residual = len(terms) == 1 and _is_of_shape(terms[0], args[:2])
+            is_left_out = is_residual and which in (None, count % 2)
+            count += is_residual
+            result = terms[0] + 0.0 if is_left_out else func(*args, **kwargs)
+            stream[id(result)] = result
             return result
 
-        def noted(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            result = func(*args, **kwargs)
-            age(result)
-            return result
-
-        others = dict.fromkeys(("embedding", "linear", "dropout"), noted)
-        return Replaced({**others, **dict.fromkeys(SUMS, add)})
+        kept = dict.fromkeys(("dropout", "layer_norm", "rms_norm"), same)
+        return Replaced({**kept, **dict.fromkeys(SUMS, add), "embedding": embedding})
 
     return make
 
 
-def _are_streams(args: tuple[Any, ...]) -> bool:
-    """Whether the first two arguments are vectors of tokens of one shape."""
-    pair = args[:2]
-    if len(pair) < 2 or not all(isinstance(x, torch.Tensor) for x in pair):
+def _is_of_shape(term: Any, both: tuple[Any, ...]) -> bool:
+    """Whether a term is a tensor of both shapes, with axes of texts and tokens."""
+    if not isinstance(term, torch.Tensor) or term.ndim < 3:
         return False
-    x, y = pair
-    return bool(
-        x.ndim > 2 and x.shape == y.shape and x.requires_grad and y.requires_grad
-    )
+    return all(isinstance(x, torch.Tensor) and x.shape == term.shape for x in both)
 
 
 def not_rotated() -> Replaced:
@@ -235,16 +232,24 @@ class NotCausal(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.nn.functional.scaled_dot_product_attention:
-            kwargs["is_causal"] = False
-            args = (*args[:3], *(None if is_causal(x) else x for x in args[3:4]))
-            if is_causal(kwargs.get("attn_mask")):
-                kwargs["attn_mask"] = None
-        elif func in (torch.tril, torch.Tensor.tril):
+            return _attention_to_all(func, args, kwargs)
+        if func in (torch.tril, torch.Tensor.tril):
             return args[0].clone()
-        elif func in (torch.triu, torch.Tensor.triu):
-            diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-            return torch.zeros_like(args[0]) if diagonal > 0 else args[0].clone()
+        if func in (torch.triu, torch.Tensor.triu):
+            positional = args[1] if len(args) > 1 else 0
+            masks_later_tokens = kwargs.get("diagonal", positional) > 0
+            return torch.zeros_like(args[0]) if masks_later_tokens else args[0].clone()
         return func(*args, **kwargs)
+
+
+def _attention_to_all(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Attention without its causal mask, which may be its fourth argument."""
+    queries_keys_values, masks = args[:3], args[3:4]
+    without_causal = [None if is_causal(mask) else mask for mask in masks]
+    options = {**kwargs, "is_causal": False}
+    if is_causal(options.get("attn_mask")):
+        options["attn_mask"] = None
+    return func(*queries_keys_values, *without_causal, **options)
 
 
 def is_causal(mask: Any) -> bool:

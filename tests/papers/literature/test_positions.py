@@ -12,6 +12,8 @@ import netsor as ns
 from tests.internals import AGREES, DISAGREES, OUTSIDE, _uniform
 from tests.internals import _positions as study
 
+from ...keep import keep
+
 SIZE = study.Size(2, 6, 8, heads=2, groups=2, gated=False, scaled=False)
 
 
@@ -49,7 +51,12 @@ def engine_shares(network, attention, gated):
 
 
 @pytest.mark.parametrize(
-    ("gated", "window", "sinks"), [(False, None, 0), (True, 3, 1), (True, None, 0)]
+    ("gated", "window", "sinks"),
+    keep(
+        [(False, None, 0), (True, 3, 1), (True, None, 0)],
+        (False, None, 0),
+        (True, 3, 1),
+    ),
 )
 def test_limit_is_that_of_the_engine(gated, window, sinks):
     network = _uniform.Network(

@@ -11,6 +11,8 @@ import scipy
 from tests.internals import AGREES, DISAGREES, OUTSIDE
 from tests.internals import _words as study
 
+from ...keep import keep
+
 
 @pytest.mark.parametrize(("rho", "words"), [(0.5, 50), (0.9, 20), (-0.2, 30)])
 def test_agreement_is_that_of_counted_words(rho, words):
@@ -93,7 +95,8 @@ def explicit(activation, length, draws, rng):
 
 
 @pytest.mark.parametrize(
-    ("activation", "length"), [("ReLU", 0), ("GELU", 4), ("SwiGLU", 4)]
+    ("activation", "length"),
+    keep([("ReLU", 0), ("GELU", 4), ("SwiGLU", 4)], ("ReLU", 0), ("SwiGLU", 4)),
 )
 def test_cosines_are_those_of_explicit_stacks(activation, length, monkeypatch):
     small = {"DEPTH": 2, "WIDTH": 8, "HEADS": 2, "STD": 0.5, "SEEN_BLOCKS": (1, 2)}

@@ -206,16 +206,12 @@ CASES = {
 EVERY = [(rule, name) for rule, cases in CASES.items() for name in cases]
 QUICK = [
     *(
-        ("growth", "pre"),
         ("growth", "OLMo 2"),
         ("branches", "pre"),
-        ("rank", "post"),
         ("rank", "after"),
-        ("entropy", "pre"),
     ),
     *(
         ("entropy", "pre, QK-norm"),
-        ("loss", "pre"),
         ("loss", "pre, tied"),
         ("limit", "pre"),
         ("vanishing", "post"),

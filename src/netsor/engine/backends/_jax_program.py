@@ -147,14 +147,16 @@ class JaxLibrary(Library):
         def add_column(j: Any, state: tuple[Array, Array]) -> tuple[Array, Array]:
             """Column j of the factor, and the Gram matrix minus its part."""
             residual, factor = state
-            pivot = entry(jnp.diagonal(residual, axis1=-2, axis2=-1), j)
+            pivots = jnp.diagonal(residual, axis1=-2, axis2=-1)
+            pivot = entry(pivots, j)
             is_independent = pivot > entry(floor[..., 0, :], j)
             safe_pivot = jnp.where(is_independent, pivot, 1.0)
-            inverse = jnp.where(is_independent, 1.0 / jnp.sqrt(safe_pivot), 0.0)
-            column = entry(residual, j) * inverse[..., None]
+            inverse_root = jnp.where(is_independent, 1.0 / jnp.sqrt(safe_pivot), 0.0)
+            column = entry(residual, j) * inverse_root[..., None]
             column = jnp.where(jnp.arange(size) >= j, column, 0.0)
             factor = jax.lax.dynamic_update_index_in_dim(factor, column, j, -1)
-            return residual - column[..., :, None] * column[..., None, :], factor
+            part_of_column = column[..., :, None] * column[..., None, :]
+            return residual - part_of_column, factor
 
         start = gram, jnp.zeros_like(gram)
         _, factor = jax.lax.fori_loop(0, size, add_column, start)
@@ -457,7 +459,7 @@ def _normals_of_draws(
     Those of a step `chi` are the ones that its recipe needs. The small draws of a piece
     share one call of the generator, which is made here.
     """
-    key = dict(zip(piece.draws, inputs.keys, strict=True))
+    key_of_step = dict(zip(piece.draws, inputs.keys, strict=True))
     replica_numbers = inputs.first_replica + jnp.arange(replicas, dtype=jnp.uint32)
     shape = {step: step.out.shape for step in piece.draws}
     for step, recipe in piece.chi.items():
@@ -469,7 +471,7 @@ def _normals_of_draws(
         keys = []
         numbers = []
         for step, count in pairs.items():
-            keys.append(jnp.broadcast_to(key[step], (count, 2)))
+            keys.append(jnp.broadcast_to(key_of_step[step], (count, 2)))
             numbers.append(np.arange(count, dtype=np.uint32))
         first_normals, second_normals = normal_pairs(
             jnp.concat(keys),

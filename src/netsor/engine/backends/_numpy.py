@@ -173,22 +173,27 @@ class Streams:
 
     def _mark(self, key: tuple[int, ...]) -> dict[tuple[int, ...], Any]:
         """Where the streams of a step are, to return to: their generators' states."""
-        return {
-            stream: (copy.deepcopy(rng.bit_generator.state), chunk, remaining)
-            for stream, (rng, chunk, remaining) in self._positions.items()
-            if stream[: len(key)] == key
-        }
+        mark = {}
+        for stream in self._streams_of(key):
+            rng, chunk, remaining = self._positions[stream]
+            state = copy.deepcopy(rng.bit_generator.state)
+            mark[stream] = state, chunk, remaining
+        return mark
 
     def _return_to(
         self, key: tuple[int, ...], mark: dict[tuple[int, ...], Any]
     ) -> None:
         """Set the streams of a step back to where they were."""
-        for stream in [s for s in self._positions if s[: len(key)] == key]:
+        for stream in self._streams_of(key):
             rng, _, _ = self._positions.pop(stream)
             if stream in mark:
                 state, chunk, remaining = mark[stream]
                 rng.bit_generator.state = state
                 self._positions[stream] = rng, chunk, remaining
+
+    def _streams_of(self, key: tuple[int, ...]) -> list[tuple[int, ...]]:
+        """The streams so far that belong to a step: their keys begin with its key."""
+        return [stream for stream in self._positions if stream[: len(key)] == key]
 
     def _drawn(self, step: Step, replicas: int) -> Array:
         """The next random numbers of a step."""
@@ -298,12 +303,14 @@ def replicas_per_block(size: float, seconds: float, steps: float, long: bool) ->
     `long` says whether most random numbers are in long rows (`Plan.long_numbers`).
     """
     # long rows of coordinates do not fit in a cache anyway
-    room = BLOCK_BYTES * (8 if long else 1)
-    in_cache = min(CHUNK, room // max(size, 1))
+    cache_bytes = BLOCK_BYTES * (8 if long else 1)
+    in_cache = min(CHUNK, cache_bytes // max(size, 1))
     # as many as hide the overhead of steps; blocks must be powers of 2
-    hiding = 64 * STEP_SECONDS * steps / max(seconds, 1e-9)
+    overhead_seconds = STEP_SECONDS * steps
+    hiding = 64 * overhead_seconds / max(seconds, 1e-9)
     power_of_two = int(2 ** math.ceil(math.log2(max(hiding, 1.0))))
-    beyond_cache = min(MAX_BLAS_REPLICAS, power_of_two, LARGE_BYTES // max(size, 1))
+    in_memory = LARGE_BYTES // max(size, 1)
+    beyond_cache = min(MAX_BLAS_REPLICAS, power_of_two, in_memory)
     return int(max(1, beyond_cache, in_cache))
 
 

@@ -356,8 +356,8 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
             case _:
                 return None
         limit.add_directions(columns, value.width.factor)
-    rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
-    rows = rows[selected]
+    all_rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
+    rows = all_rows[selected]
     root, inverse = _root(rows @ limit.gram @ rows.T)
     directions = inverse @ rows @ np.array(limit.directions) @ rows.T @ inverse.T
     return _Fluctuations(root, _merged(directions))

@@ -156,16 +156,8 @@ def resolve(
         Whether the tolerance applies to the root mean square of the unresolved part;
         the density must be that of N(0, 1). It is for values that grow in the tails.
     """
-    edges = np.sort(edges, axis=1)
     rows = len(edges)
-    left = edges[:, :-1]
-    right = edges[:, 1:]
-    is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
-    # the panels of this round: the row of each, (panels,), and its ends
-    row = np.nonzero(is_panel)[0]
-    left = left[is_panel]
-    right = right[is_panel]
-
+    row, left, right = _first_panels(edges)  # the panels of this round
     error = np.zeros(rows)
     rough = np.zeros(rows)
     finished: list[_Panels] = []
@@ -222,6 +214,20 @@ def resolve(
         left = np.concatenate([left[is_halved], middle])
         right = np.concatenate([middle, right[is_halved]])
     return _resolved(finished, error, rough)
+
+
+def _first_panels(edges: Array) -> tuple[Array, Array, Array]:
+    """The intervals between the edges (rows, edges) of each row, in any order.
+
+    Returns the row of each panel, and its left and right ends, (panels,) each. Panels
+    that hold only a few numbers are left out.
+    """
+    edges = np.sort(edges, axis=1)
+    left = edges[:, :-1]
+    right = edges[:, 1:]
+    is_panel = right - left > LEAST_PANEL * np.abs(left)  # near 0 short ones count too
+    row, _ = np.nonzero(is_panel)
+    return row, left[is_panel], right[is_panel]
 
 
 def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:

@@ -209,23 +209,9 @@ def _fill_separately(
         panels = _panels_within_reach(f_of_rows, poles, terms)
 
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-        if is_growing:
-            # multiply both φ and h_k by √density, which underflows later than it
-            factor_of_values = np.exp(0.5 * log_density(panels.x))
-            factor_of_h = factor_of_values.ravel()
-            square = panels.integrate((panels.values * factor_of_values) ** 2)
-        else:
-            factor_of_values = np.exp(log_density(panels.x))
-            factor_of_h = np.ones(panels.x.size)
-            square = panels.integrate(panels.values**2 * factor_of_values)
-
-        # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
-        # which are consecutive
-        weighted = (panels.weight * panels.values * factor_of_values).ravel()
-        starts = np.searchsorted(panels.row, np.arange(len(rows))) * NODE_COUNT
-        for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
-            result.coefficients[k, rows] = np.add.reduceat(weighted * h, starts)
-
+        integrals = _integrals_on_panels(panels, len(rows), terms, is_growing)
+        result.coefficients[:, rows] = integrals.coefficients
+        square = integrals.square
         error = panels.error
         if f.f.smoothed is None:
             # rough values may hide more: widen the error, with that of √E[φ²]
@@ -245,6 +231,37 @@ def _fill_separately(
         is_lost = ~np.isfinite(square) | ~is_resolved
     result.square[rows] = square
     result.error[rows] = np.where(is_lost, np.inf, error + beyond)
+
+
+class _PanelIntegrals(NamedTuple):
+    """Integrals over the panels of some rows."""
+
+    coefficients: Array  # (K, rows): E[φ h_k]
+    square: Array  # (rows,): E[φ²]
+
+
+def _integrals_on_panels(
+    panels: Resolved, rows: int, terms: int, is_growing: bool
+) -> _PanelIntegrals:
+    """The integrals of φ h_k, k < terms, and of φ² over the panels of each row."""
+    if is_growing:
+        # multiply both φ and h_k by √density, which underflows later than it
+        factor_of_values = np.exp(0.5 * log_density(panels.x))
+        factor_of_h = factor_of_values.ravel()
+        square = panels.integrate((panels.values * factor_of_values) ** 2)
+    else:
+        factor_of_values = np.exp(log_density(panels.x))
+        factor_of_h = np.ones(panels.x.size)
+        square = panels.integrate(panels.values**2 * factor_of_values)
+
+    # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
+    # which are consecutive
+    weighted = (panels.weight * panels.values * factor_of_values).ravel()
+    starts = np.searchsorted(panels.row, np.arange(rows)) * NODE_COUNT
+    coefficients = np.empty((terms, rows))
+    for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
+        coefficients[k] = np.add.reduceat(weighted * h, starts)
+    return _PanelIntegrals(coefficients, square)
 
 
 def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:

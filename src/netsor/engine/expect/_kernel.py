@@ -450,7 +450,8 @@ def pairs(
         error[open_pairs] += integration_error
 
     with np.errstate(invalid="ignore"):
-        error += np.where(excess > 4 * CORRELATION_RTOL, excess, 0.0) * scale
+        is_excessive = excess > 4 * CORRELATION_RTOL
+        error += np.where(is_excessive, excess, 0.0) * scale
     if x.features.jumps and y.features.jumps:
         # then dE[φψ]/dρ ~ (1 − ρ²)^(−1/2), and ρ is rounded
         distance_from_one = np.maximum(1.0 - np.abs(rho), CORRELATION_RTOL)
@@ -520,18 +521,8 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     It is as short as each pair allows: an eighth, a quarter, a half of the terms, or
     all of them.
     """
-    # only the rows that occur, with ix and iy as positions among them
-    if x is y:
-        rows, index = _unique_rows(np.concatenate([ix, iy]))
-        ix, iy = np.split(index, [len(ix)])
-        rows_x = rows_y = x.take(rows)
-    else:
-        rows, ix = _unique_rows(ix)
-        rows_x = x.take(rows)
-        rows, iy = _unique_rows(iy)
-        rows_y = y.take(rows)
-    f = coefficients(rows_x, terms)
-    g = f if rows_x is rows_y else coefficients(rows_y, terms)
+    series_of_pairs = _series_of_pairs(x, y, ix=ix, iy=iy, terms=terms)
+    rows_x, rows_y, f, g, ix, iy = series_of_pairs
     with np.errstate(invalid="ignore", over="ignore"):
         norm_f = np.sqrt(f.square)[ix]
         norm_g = np.sqrt(g.square)[iy]
@@ -555,6 +546,7 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         batch = np.nonzero(is_open)[0]
         if not len(batch):
             break
+        # what the series of this length leaves out, by Cauchy and Schwarz
         remainder = np.abs(rho[batch]) ** length * remainder_f[ix[batch]]
         remainder = remainder * remainder_g[iy[batch]]
         is_enough = ~(remainder > PRECISION * scale[batch])
@@ -572,6 +564,36 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
             error[batch] += remainder[is_enough]
         is_open[batch] = False
     return Sums(value=value, error=error, scale=scale, too_short=is_open)
+
+
+class _SeriesOfPairs(NamedTuple):
+    """The rows that occur in some pairs, and their series."""
+
+    rows_x: Single
+    rows_y: Single
+    f: Series  # of rows_x
+    g: Series  # of rows_y
+    ix: Array  # (pairs,): the position of u of each pair in rows_x
+    iy: Array  # (pairs,): that of v in rows_y
+
+
+def _series_of_pairs(
+    x: Single, y: Single, ix: Array, iy: Array, terms: int
+) -> _SeriesOfPairs:
+    """The series of the rows ix of x and iy of y that occur; one for both if x is y."""
+    if x is y:
+        rows, index = _unique_rows(np.concatenate([ix, iy]))
+        position_u, position_v = np.split(index, [len(ix)])
+        of_both = x.take(rows)
+        f = coefficients(of_both, terms)
+        return _SeriesOfPairs(of_both, of_both, f, f, position_u, position_v)
+    rows, position_u = _unique_rows(ix)
+    rows_x = x.take(rows)
+    rows, position_v = _unique_rows(iy)
+    rows_y = y.take(rows)
+    f = coefficients(rows_x, terms)
+    g = coefficients(rows_y, terms)
+    return _SeriesOfPairs(rows_x, rows_y, f, g, position_u, position_v)
 
 
 def _sign_if_equal(
@@ -721,13 +743,21 @@ def kernel(
     covariance = np.broadcast_to(covariance, shape)
     transposed = np.swapaxes(covariance, -1, -2)
     is_symmetric = is_same and np.array_equal(covariance, transposed)
-    if not is_symmetric:
-        value, error = pairs(
-            rows_x, rows_y, ix=ix, iy=iy, covariance=covariance.ravel()
-        )
-        return value.reshape(shape), error.reshape(shape)
+    if is_symmetric:
+        return _symmetric_pairs(rows_x, ix=ix, iy=iy, covariance=covariance)
+    value, error = pairs(rows_x, rows_y, ix=ix, iy=iy, covariance=covariance.ravel())
+    return value.reshape(shape), error.reshape(shape)
 
-    # compute the upper triangle of a symmetric kernel, and copy it to the lower one
+
+def _symmetric_pairs(
+    rows: Single, ix: Array, iy: Array, covariance: Array
+) -> tuple[Array, Array]:
+    """`pairs` of rows of one function for a symmetric covariance (..., i, i).
+
+    It computes the upper triangle, and copies it to the lower one. The flat ix and iy
+    have the rows of all pairs; the results have the shape of the covariance.
+    """
+    shape = covariance.shape
     i, j = np.triu_indices(shape[-1])
 
     def upper(entries: Array) -> Array:
@@ -744,11 +774,7 @@ def kernel(
         return matrices
 
     value, error = pairs(
-        rows_x,
-        rows_x,
-        ix=upper(ix),
-        iy=upper(iy),
-        covariance=upper(covariance),
+        rows, rows, ix=upper(ix), iy=upper(iy), covariance=upper(covariance)
     )
     return symmetric(value), symmetric(error)
 

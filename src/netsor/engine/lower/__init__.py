@@ -190,7 +190,12 @@ def _lower_value(state: State, value: Value, index: int) -> None:
                 rebase_when_large(state, group, index)
         state.vectors[value] = _lower_vector(state, value)
         for group in state.groups_of(value):
-            state.in_use[group].append(value)
+            state.in_use[group].add(
+                value,
+                last_use=state.analysis.last_use[value],
+                vectors=group.positions[value].shape[1],
+                reach=state.vectors[value].coordinates.shape[-1],
+            )
     elif isinstance(value, Scalar):
         state.scalars[value] = _lower_scalar(state, value)
     read_whole = [value]

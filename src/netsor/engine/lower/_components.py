@@ -263,8 +263,13 @@ class Clusters:
                 distinct_labels = labels[distinct]
                 key = distinct_labels.tobytes(), _axes_of_copies(ids[value])
                 if key not in splits:
+                    # other values may have the same labels without copies
                     copied = np.broadcast_to(distinct_labels, ids[value].shape)
-                    splits[key] = _Split(copied.ravel())
+                    all_labels = copied.ravel()
+                    content = all_labels.tobytes()
+                    if content not in splits:
+                        splits[content] = _Split(all_labels)
+                    splits[key] = splits[content]
                 entries.append(_Entry(value, is_source, splits[key]))
         return entries
 

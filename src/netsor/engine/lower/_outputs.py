@@ -111,10 +111,13 @@ def _column_blocks(state: State, output: Value) -> list[int]:
     the blocks of columns 0, 1 and 1.
     """
     analysis = state.analysis
+    picked = analysis.picked
     if output in state.scalars or output in analysis.infinite:
-        return list(range(len(analysis.picked)))
-    indices = [index % int(analysis.widths[output]) for index in analysis.picked]
-    return [indices.index(index) for index in indices]
+        return list(range(len(picked)))
+    width = int(analysis.widths[output])
+    index_in_block = [coordinate % width for coordinate in picked]
+    # the first coordinate asked for that has the same index
+    return [index_in_block.index(index) for index in index_in_block]
 
 
 def _note_if_coordinates_differ(state: State, output: Value) -> None:
@@ -158,14 +161,7 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
 
     vector = state.vectors[output]
     blocks = analysis.blocks[output]
-    width = analysis.widths[output]
-    # the block that has the coordinate, and the coordinate's index within it; at
-    # infinite width all coordinates have the same law
-    block = 0
-    index = 0
-    if output not in analysis.infinite:
-        coordinate = analysis.picked[k] % int(blocks * width)
-        block, index = divmod(coordinate, int(width))
+    block, index = _block_and_index(state, output, k)
     rows = np.arange(output.size) * blocks + block
 
     def in_block(array: Register) -> Register:
@@ -193,6 +189,20 @@ def _coordinate(state: State, output: Value, k: int) -> _Coordinate:
         )
         mean = builder.step("add", mean, drawn)
     return _Coordinate(mean, coefficients)
+
+
+def _block_and_index(state: State, output: Value, k: int) -> tuple[int, int]:
+    """The block of vectors that has coordinate number k of those asked for, and its
+    index within the block. At infinite width all coordinates have the same law.
+    """
+    analysis = state.analysis
+    if output in analysis.infinite:
+        return 0, 0
+    width = int(analysis.widths[output])
+    coordinate = analysis.picked[k] % int(
+        analysis.blocks[output] * analysis.widths[output]
+    )
+    return divmod(coordinate, width)
 
 
 def _in_frame(

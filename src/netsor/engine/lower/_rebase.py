@@ -39,13 +39,6 @@ DIRECTIONS_PER_VECTOR = 2
 FULL_WIDTH_PER_VECTOR = 8
 
 
-class _VectorsInUse(NamedTuple):
-    """The vectors of a group that are still used."""
-
-    values: list[Value]  # those that have coordinates
-    per_frame: int  # the number of their vectors in a frame; (1, …, 1) counts too
-
-
 class Replacement(NamedTuple):
     """How many of the first directions of a frame stay, and how many are new."""
 
@@ -61,14 +54,13 @@ def rebase_after_nonlinearity(state: State, group: FrameBatch, index: int) -> No
     """
     if not state.frames[group].is_standard_basis or "turn" in state.analysis.without:
         return
-    _forget_unused_vectors(state, group, index)
-    vectors = _vectors_in_use(state, group)
-    if not vectors.values or not _has_room(state, group, vectors.per_frame):
+    vectors = _reaches_in_use(state, group, index).total()
+    if not _has_coordinates(state, group) or not _has_room(state, group, vectors):
         return
     if not _later_values_cost_less(state, group, index):
         return
-    if _rebasing_costs_little(group, vectors.per_frame):
-        _span(state, group, vectors.values)
+    if _rebasing_costs_little(group, vectors):
+        _span(state, group)
 
 
 def _later_values_cost_less(state: State, group: FrameBatch, index: int) -> bool:
@@ -122,10 +114,11 @@ def _grows_after(state: State, group: FrameBatch, index: int) -> bool:
 
 def _is_mixed_after(state: State, group: FrameBatch, index: int) -> bool:
     """Whether vectors of the group are mixed (see `Mix`) after value number `index`."""
-    last = max(state.analysis.last_use[value] for value in group.positions)
+    analysis = state.analysis
+    last = max(analysis.last_use[value] for value in group.positions)
+    later_operations = [value.op for value in analysis.values[index + 1 : last + 1]]
     return any(
-        isinstance(value.op, Mix) and value.op.x in group.positions
-        for value in state.analysis.values[index + 1 : last + 1]
+        isinstance(op, Mix) and op.x in group.positions for op in later_operations
     )
 
 
@@ -138,35 +131,20 @@ def rebase_when_large(state: State, group: FrameBatch, index: int) -> None:
     frame = state.frames[group]
     if not frame.can_rebase or "turn" in state.analysis.without:
         return
-    _forget_unused_vectors(state, group, index - 1)
-    vectors = _vectors_in_use(state, group)
-    if not vectors.values:
+    reaches = _reaches_in_use(state, group, index - 1)
+    if not _has_coordinates(state, group):
         return
     if group.width == math.inf:  # (1, …, 1) stays the first direction
-        replacement = Replacement(kept=int(group.constant), new=vectors.per_frame)
+        replacement = Replacement(kept=int(group.constant), new=reaches.total())
     elif _has_output(state, group):
-        replacement = Replacement(kept=0, new=vectors.per_frame)
+        replacement = Replacement(kept=0, new=reaches.total())
     else:
-        replacement = fewest_directions(_vectors_of_reach(state, group, vectors.values))
+        replacement = fewest_directions(reaches)
     kept, new = replacement
     replaced = frame.directions - kept
     too_many = replaced > DIRECTIONS_PER_VECTOR * new
     if too_many and group.width > FULL_WIDTH_PER_VECTOR * new:
-        _span(state, group, vectors.values, kept)
-
-
-def _vectors_of_reach(
-    state: State, group: FrameBatch, values: Sequence[Value]
-) -> Counter[int]:
-    """For each number of directions, the vectors that reach so far and not farther."""
-    vectors_of_reach = Counter[int]()
-    for value in values:
-        reach = state.vectors[value].coordinates.shape[-1]
-        vectors_of_reach[reach] += group.positions[value].shape[1]
-    constant = state.frames[group].constant
-    if constant is not None:
-        vectors_of_reach[constant.shape[-1]] += 1
-    return vectors_of_reach
+        _span(state, group, kept)
 
 
 def fewest_directions(vectors_of_reach: Mapping[int, int]) -> Replacement:
@@ -188,29 +166,27 @@ def fewest_directions(vectors_of_reach: Mapping[int, int]) -> Replacement:
     return min(candidates, key=sum)  # the first of several keeps most
 
 
-def _forget_unused_vectors(state: State, group: FrameBatch, index: int) -> None:
-    """Keep in `State.in_use` what values after number `index` read, and outputs."""
-    last_use = state.analysis.last_use
-    in_use = [value for value in state.in_use[group] if last_use[value] > index]
-    state.in_use[group] = in_use
+def _reaches_in_use(state: State, group: FrameBatch, index: int) -> Counter[int]:
+    """For each number of directions, the vectors that reach so far and not farther.
+
+    Only those that values after number `index` read, and outputs; (1, …, 1) counts too.
+    """
+    in_use = state.in_use[group]
+    in_use.forget(before=index + 1)
+    of_reach = in_use.of_reach.copy()
+    del of_reach[0]  # they have no coordinates
+    constant = state.frames[group].constant
+    if constant is not None:
+        of_reach[constant.shape[-1]] += 1
+    return of_reach
 
 
-def _vectors_in_use(state: State, group: FrameBatch) -> _VectorsInUse:
-    """The vectors of a group in `State.in_use` that have coordinates."""
-    values = [
-        value
-        for value in state.in_use[group]
-        if state.vectors[value].coordinates.shape[-1]
-    ]
-    per_frame = sum(group.positions[value].shape[1] for value in values)
-    if state.frames[group].constant is not None:
-        per_frame += 1
-    return _VectorsInUse(values, per_frame)
+def _has_coordinates(state: State, group: FrameBatch) -> bool:
+    """Whether vectors in use, other than (1, …, 1), have coordinates."""
+    return any(reach > 0 for reach in state.in_use[group].of_reach)
 
 
-def _span(
-    state: State, group: FrameBatch, vectors: Sequence[Value], kept: int = 0
-) -> None:
+def _span(state: State, group: FrameBatch, kept: int = 0) -> None:
     """Replace the directions of a frame after the first `kept`.
 
     The new ones span the vectors that reach beyond `kept`, (1, …, 1) among them. These
@@ -218,7 +194,11 @@ def _span(
     """
     builder = state.builder
     frame = state.frames[group]
-    beyond = [v for v in vectors if state.vectors[v].coordinates.shape[-1] > kept]
+    beyond = [
+        value
+        for value in state.in_use[group].values
+        if state.vectors[value].coordinates.shape[-1] > kept
+    ]
     rows: list[Register] = []
     for v in beyond:
         coordinates = state.vectors[v].coordinates
@@ -280,3 +260,5 @@ def _replace_coordinates(
         sets.reshape(-1)[positions] = bit_range(0, coordinates.shape[-1])
     new = state.scatter(by_position, *old.shape[:-1])
     state.vectors[value] = replace(vector, coordinates=new, sets=sets)
+    for group in state.groups_of(value):
+        state.in_use[group].change_reach(value, new.shape[-1])

@@ -24,6 +24,7 @@ import numpy as np
 from ...language.operations._operation import Acting, Constant, Gaussian, Normal, Source
 from ...language.theorem._check_function import content, content_of
 from ...language.values._array import Value
+from ...language.values._graph import transposed
 from ...language.values._parameters import Weight
 from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
@@ -112,7 +113,8 @@ def shortened(
     `values` are all values in topological order, `origin` their positions in the
     program as written, and `names` those of the sources of matrices.
     """
-    if len(set(outputs)) < len(outputs):
+    # a backward pass reads every block
+    if len(set(outputs)) < len(outputs) or transposed(values):
         return None
     chain = _Chain.longest(values, outputs)
     if chain is None:

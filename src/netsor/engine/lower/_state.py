@@ -8,7 +8,9 @@ vectors have coordinates along, and `builder` the steps of the plan.
 
 from __future__ import annotations
 
+import heapq
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -147,6 +149,69 @@ class FeatureComponent(NamedTuple):
     meets_linear: bool  # whether products with linear vectors are asked for
 
 
+class VectorsInUse:
+    """The vectors of a group that later values read, and how far they reach.
+
+    The reach of a vector is the number of directions that it has coordinates along.
+
+    Attributes
+    ----------
+    of_reach : Counter
+        The number of vectors of each reach.
+
+    Examples
+    --------
+    >>> in_use = VectorsInUse()
+    >>> in_use.add("x", last_use=5, vectors=3, reach=8)
+    >>> in_use.add("y", last_use=9, vectors=1, reach=8)
+    >>> in_use.forget(before=6)
+    >>> in_use.values, in_use.of_reach
+    (['y'], Counter({8: 1}))
+    """
+
+    def __init__(self) -> None:
+        """No vectors."""
+        self.of_reach = Counter[int]()
+        # for each value, the number and the reach of its vectors
+        self._extents: dict[Value, tuple[int, int]] = {}
+        # a heap: the value that is forgotten next comes first
+        self._by_last_use: list[tuple[int, int, Value]] = []
+        self._added = 0  # numbers the values, as these have no order
+
+    @property
+    def values(self) -> list[Value]:
+        """The values of the vectors, in the order in which they were added."""
+        return list(self._extents)
+
+    def add(self, value: Value, *, last_use: int, vectors: int, reach: int) -> None:
+        """Add the vectors of a value that is read until number `last_use`."""
+        self._extents[value] = vectors, reach
+        self.of_reach[reach] += vectors
+        self._added += 1
+        heapq.heappush(self._by_last_use, (last_use, self._added, value))
+
+    def forget(self, before: int) -> None:
+        """Remove the vectors that no value from number `before` on reads."""
+        while self._by_last_use and self._by_last_use[0][0] < before:
+            _, _, value = heapq.heappop(self._by_last_use)
+            vectors, reach = self._extents.pop(value)
+            self._count(reach, -vectors)
+
+    def change_reach(self, value: Value, reach: int) -> None:
+        """Record the new reach of the vectors of a value, if they are in use."""
+        if value in self._extents:
+            vectors, old_reach = self._extents[value]
+            self._count(old_reach, -vectors)
+            self._count(reach, vectors)
+            self._extents[value] = vectors, reach
+
+    def _count(self, reach: int, vectors: int) -> None:
+        """Count vectors of a reach, and drop it if there are none."""
+        self.of_reach[reach] += vectors
+        if not self.of_reach[reach]:
+            del self.of_reach[reach]
+
+
 class State:
     """The analysis of a program, and what its lowering has made so far.
 
@@ -170,7 +235,7 @@ class State:
     vectors, scalars : dict
         The registers of the values that are lowered.
     in_use : dict
-        For each group, the values in `vectors` that a later value may read.
+        For each group, the vectors that a later value may read.
     terms : dict
         For a known scalar, the sum of the sizes of its terms.
     epsilon_parts : dict
@@ -235,9 +300,7 @@ class State:
         }
         self.vectors: dict[Value, LoweredVector] = {}
         self.scalars: dict[Value, Register] = {}
-        self.in_use: dict[FrameBatch, list[Value]] = {
-            group: [] for group in analysis.groups
-        }
+        self.in_use = {group: VectorsInUse() for group in analysis.groups}
         self.terms: dict[Value | None, Register] = {}
         self.epsilon_parts: dict[Value, Fluctuation] = {}
         self.shared_registers: dict[object, tuple[Register, ...]] = {}

@@ -161,11 +161,12 @@ def _of_gaussians(op: Outer) -> Vector:
     gram = mean_dot(op.right, op.right)
     root = applied(ROOT, (gram,), gram.shape, axes=2)
     # L^T l, (matrices, K), and l · c, (matrices, vectors)
-    rows = mix(sizes * root.transpose(0, 2, 1), op.left)
+    root_of_square = mix(sizes * root.transpose(0, 2, 1), op.left)
     along_c = mix(sizes * mean_dot(op.x, op.right), op.left)
-    each_row = [rows[:, k : k + 1] for k in range(rows.shape[1])]
+    # the function takes each of the K vectors L^T l as an argument, (matrices, 1)
+    arguments = [root_of_square[:, k : k + 1] for k in range(root_of_square.shape[1])]
     f = Function("over_length", _over_length, lipschitz=False)
-    nonlinearity = Nonlin(f, (along_c, *each_row), ())
+    nonlinearity = Nonlin(f, (along_c, *arguments), ())
     quotient = Vector(nonlinearity, along_c.shape, along_c.width)
     return math.sqrt(2 / math.pi) * quotient
 

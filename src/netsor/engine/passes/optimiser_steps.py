@@ -374,13 +374,7 @@ class _OuterProducts(DrawnWeight):
         unit = max(sizes, key=lambda size: abs(size(huge)))
         numbers: list[float] = []
         for size, count in zip(sizes, counts, strict=True):
-
-            def relative_size(w: Mapping[str, float], size: Any = size) -> float:
-                """The size of a term at these widths, relative to the largest one
-                unless `absolute`.
-                """
-                return float(size(w) / (1.0 if absolute else unit(w)))
-
+            relative_size = size if absolute else partial(_ratio, size, unit)
             orders = self.orders(self.at_widths(relative_size))
             numbers += [_number_of_order_one(orders)] * count
         return _Summands(
@@ -389,6 +383,13 @@ class _OuterProducts(DrawnWeight):
             sizes=tuple(numbers),
             unit=unit,
         )
+
+
+def _ratio(
+    size: WidthFunction, unit: WidthFunction, widths: Mapping[str, float]
+) -> float:
+    """A size relative to another one, at these widths."""
+    return float(size(widths) / unit(widths))
 
 
 class _Summands(NamedTuple):

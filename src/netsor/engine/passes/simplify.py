@@ -344,44 +344,54 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     """
     users = users_of(context.ordered(outputs))
 
-    def is_free(x: Vector, q: Vector, dot: Value) -> bool:
-        """Whether x is W z for a fresh W, and only `dot`, its product with q, uses it.
+    def is_free(x: Vector, q: Vector) -> bool:
+        """Whether x is W z for a fresh W, and only one value, a dot with q, uses it.
 
         Each matrix of a batch must also meet its own q.
         """
-        is_used_once = x not in outputs and users[x] == [dot]
+        is_used_once = x not in outputs and len(users[x]) == 1
         return is_used_once and _is_product_in_batch_of(x, q)
-
-    def coordinates_of(old: Value, op: Dot, rewritten_op: Dot) -> Vector | None:
-        """The coordinates that replace a dot that is an output; None if it stays.
-
-        `op` is the operation of `old`, and `rewritten_op` that of its rewritten copy.
-        """
-        is_score = op.power == 0.5
-        width = context.width(op.x)
-        if not is_score and width == np.inf:  # the limit of a mean is a number
-            return None
-        size = 1.0 if is_score else width**-0.5
-        x_is_free = is_free(op.x, op.y, old)
-        y_is_free = is_free(op.y, op.x, old)
-        x = rewritten_op.x
-        y = rewritten_op.y
-        # one factor is conditioned on; if both are free, the one with fewer vectors
-        if y_is_free and (not x_is_free or op.x.size <= op.y.size):
-            return _coordinate(y, x, size, turned=True).reshape(old.shape)
-        if x_is_free:
-            return _coordinate(x, y, size, turned=False).reshape(old.shape)
-        return None
 
     def change(old: Value, new: Value) -> Value:
         """Replace a dot that is an output by a coordinate of vectors, if possible."""
         if not isinstance(old.op, Dot) or not _is_output(old, users):
             return _entries_of_coordinates(old, new)
         assert isinstance(new.op, Dot)
-        coordinates = coordinates_of(old, old.op, new.op)
-        return new if coordinates is None else coordinates
+        size = _size_of_coordinate(old.op, context)
+        if size is None:
+            return new
+        x_is_free = is_free(old.op.x, old.op.y)
+        y_is_free = is_free(old.op.y, old.op.x)
+        return _as_coordinate(new, new.op, size, x_is_free, y_is_free)
 
     return rewritten(outputs, context, change)
+
+
+def _size_of_coordinate(op: Dot, context: Context) -> float | None:
+    """The factor of the coordinate that replaces a dot; None if the dot stays."""
+    if op.power == 0.5:  # a score
+        return 1.0
+    width = context.width(op.x)
+    if width == np.inf:  # the limit of a mean is a number
+        return None
+    return float(width**-0.5)
+
+
+def _as_coordinate(
+    dot: Value, op: Dot, size: float, x_is_free: bool, y_is_free: bool
+) -> Value:
+    """The dot as `size` times a coordinate of a factor that is free.
+
+    The other factor is conditioned on; if both are free, the one with fewer vectors.
+    If none is free, the dot stays.
+    """
+    x = op.x
+    y = op.y
+    if y_is_free and (not x_is_free or x.size <= y.size):
+        return _coordinate(y, x, size, turned=True).reshape(dot.shape)
+    if x_is_free:
+        return _coordinate(x, y, size, turned=False).reshape(dot.shape)
+    return dot
 
 
 def _is_product_in_batch_of(x: Vector, q: Vector) -> bool:

@@ -153,16 +153,17 @@ class _Elimination:
         orders = self._orders if needs_directions else None
         if orders is not None and matrices.deficient(x, side, orders, self.context):
             self.deficient.add((*key, side))
+        small = None
         if self._small is not None and (*key, side) in self.split:
             small = self._small.small(x)
-            if small is not None:
-                # W x = W x0 + ε W x1
-                x0 = self._small.main(x)
-                x1 = self._small.main(small)
-                main = matrices.act(x0, side, gain, self.context)
-                fluctuation = matrices.act(x1, side, gain, self.context)
-                epsilon = Scalar(Root((), (x.width,)), ())
-                return main + epsilon * fluctuation
+        if self._small is not None and small is not None:
+            # W x = W x0 + ε W x1
+            x0 = self._small.main(x)
+            x1 = self._small.main(small)
+            main = matrices.act(x0, side, gain, self.context)
+            fluctuation = matrices.act(x1, side, gain, self.context)
+            epsilon = Scalar(Root((), (x.width,)), ())
+            return main + epsilon * fluctuation
         if needs_directions:
             return matrices.act(x, side, gain, self.context)
         return matrices.fresh(x, side, gain)
@@ -315,15 +316,18 @@ class _Matrices:
         x, earlier = self._with_earlier_directions(x, side)
         # no later use needs directions, and the correction is linear in D
         if not earlier and not self.uses_left and not infinite:
-            return self._corrected(
-                self.fresh(x, side, gain), new=x, side=side, gain=gain
-            )
-        new = Vector(Span(x, earlier), x.shape, x.width)
-        image = self._corrected(self.fresh(new, side), new, side)
-        directions = _extended(earlier[0] if earlier else None, new)
+            product = self.fresh(x, side, gain)
+            return self._corrected(product, new=x, side=side, gain=gain)
+
+        new_directions = Vector(Span(x, earlier), x.shape, x.width)
+        new_images = self._corrected(
+            self.fresh(new_directions, side), new_directions, side
+        )
+        directions = _extended(earlier[0] if earlier else None, new_directions)
+        images = _extended(self.images[side], new_images)
         self.directions[side] = directions
-        images = _extended(self.images[side], image)
         self.images[side] = images
+
         shape = (*x.shape, directions.shape[-1])
         coefficients = Scalar(Coefficients(x, directions), shape)
         if gain == 1:

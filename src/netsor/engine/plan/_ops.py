@@ -246,17 +246,21 @@ def _unrolled_product(a: Array, b: Array) -> Array:
 def _product_with_constant_matrix(xp: Any, a: Array, b: Array) -> Array:
     """`product` for one matrix b, with the rows of all a in one large matrix."""
     *lead, terms = a.shape
+    columns = b.shape[-1]
     rows = xp.reshape(a, (math.prod(lead), terms))
-    products = rows @ xp.reshape(b, b.shape[-2:])
-    return xp.reshape(products, (*lead, b.shape[-1]))
+    matrix = xp.reshape(b, (terms, columns))
+    products = rows @ matrix
+    return xp.reshape(products, (*lead, columns))
 
 
 def _product_with_matrix_of_replica(xp: Any, a: Array, b: Array) -> Array:
     """`product` for one matrix b in each replica, with the rows of its a stacked."""
     replicas, *lead, terms = a.shape
+    columns = b.shape[-1]
     rows = xp.reshape(a, (replicas, math.prod(lead), terms))
-    products = rows @ xp.reshape(b, (b.shape[0], *b.shape[-2:]))
-    return xp.reshape(products, (products.shape[0], *lead, b.shape[-1]))
+    matrices = xp.reshape(b, (b.shape[0], terms, columns))
+    products = rows @ matrices  # an axis of replicas of size 1 broadcasts
+    return xp.reshape(products, (products.shape[0], *lead, columns))
 
 
 def gram(xp: Any, a: Array, b: Array) -> Array:
@@ -293,11 +297,12 @@ def triangle(xp: Any, *numbers: Array, places: Any, shape: Shape) -> Array:
     the position of each entry of the result in that row. For example, the numbers a and
     b, c with the places 0, 3, 1, 2 give the triangular matrix [[a, 0], [b, c]].
     """
-    _, *middle, _ = numbers[0].shape
-    zero = xp.zeros((1, *middle, 1), dtype=numbers[0].dtype)
+    # arrays are (replicas, frames, ·)
+    _, *frames, _ = numbers[0].shape
+    zero = xp.zeros((1, *frames, 1), dtype=numbers[0].dtype)
     row = join(xp, *numbers, zero, axis=1)
     entries = take(xp, a=row, places=places, axis=1)
-    return reshape(xp, entries, (*row.shape[1:-1], *shape))
+    return reshape(xp, entries, (*frames, *shape))
 
 
 def rotate(xp: Any, a: Array, cos: Array, sin: Array, interleaved: bool) -> Array:

@@ -155,15 +155,15 @@ class MomentGrid:
         # the variance in the middle of each cell
         unit = np.exp((row + self.first + 0.5) * self.height)
 
-        tilt = np.zeros_like(unit)
         if self.one_mean:
             tilt = _tilt(up, up2, up3=moments[2], spread=spread)
-        reach = np.sqrt(spread + tilt**2)
-        if self.one_mean:
+            reach = np.sqrt(spread + tilt**2)
             mean = np.full_like(unit, self.centre)
             slope = np.zeros_like(unit)
             residual = np.zeros_like(unit)
         else:
+            tilt = np.zeros_like(unit)
+            reach = np.sqrt(spread + tilt**2)
             mean, slope, residual = self._regression(index, moments, reach, unit)
 
         upper_position = up + tilt + reach

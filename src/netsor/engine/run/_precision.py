@@ -271,9 +271,11 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     is_equal = ~(of_mean.is_significant | of_variance.is_significant)
 
     # one draw of each conditional law, with the same normals in both precisions
+    std = np.sqrt(variance)
+    single_std = np.sqrt(single_variance)
     normals = np.random.default_rng(0).standard_normal((len(double), 1))
-    y = mean + np.sqrt(variance) * normals
-    single_y = single_mean + np.sqrt(single_variance) * normals
+    y = mean + std * normals
+    single_y = single_mean + single_std * normals
     single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     gap = np.abs(single_y - y)
     relative_gap = np.where(gap > 0, gap / np.abs(y), 0.0)
@@ -281,7 +283,8 @@ def _difference(double: Floats, single: Floats) -> _Comparison:
     crossing, significance = _crossings(y, single_y)
     is_equal &= significance <= SIGNIFICANT
 
-    std_change = (np.sqrt(single_variance) - np.sqrt(variance)) / unit
+    # the Wasserstein-2 distance of Gaussians, in units of the spread
+    std_change = (single_std - std) / unit
     square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
     distance = np.sqrt(square_distance)
     return _Comparison(

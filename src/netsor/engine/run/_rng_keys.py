@@ -11,6 +11,7 @@ difference has little noise (docs/theory.md, equation 8).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -81,12 +82,15 @@ def merge_chunks(chunks: Sequence[range], most: int, workers: int) -> list[range
     # single draw joins the previous task, because numpy sums a single replica in
     # another order.
     joins_single_draws = most > 1
-    most = min(most, -(-chunks[-1].stop // workers))
+    all_draws = chunks[-1].stop
+    draws_per_worker = math.ceil(all_draws / workers)
+    most = min(most, draws_per_worker)
     tasks = [chunks[0]]
     for chunk in chunks[1:]:
-        fits = chunk.stop - tasks[-1].start <= most
+        task = tasks[-1]
+        fits = chunk.stop - task.start <= most
         if fits or (joins_single_draws and len(chunk) == 1):
-            tasks[-1] = range(tasks[-1].start, chunk.stop)
+            tasks[-1] = range(task.start, chunk.stop)
         else:
             tasks.append(chunk)
     return tasks

@@ -160,4 +160,8 @@ def functions_of_outputs(values: Sequence[Value]) -> Callable[[Value], bool]:
         is_function_of_scalars = isinstance(value, Scalar) and is_function
         if value in inside or not is_function_of_scalars:
             inside |= set(value.op.inputs)
-    return lambda value: value not in inside
+
+    def reaches_only_outputs(value: Value) -> bool:
+        return value not in inside
+
+    return reaches_only_outputs

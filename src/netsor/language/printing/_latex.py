@@ -308,18 +308,8 @@ class Writer:
                     rf"{name} \in \mathbb{{R}}^{{{vectors.shape[-1]}}} \text{{ given}}"
                     rf" {ranges}"
                 ]
-            case ops.Gaussian(mean=mean, factor=factor) if isinstance(value, Vector):
-                space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
-                if not factor.any():
-                    centre, definition = tex.constant_vectors(mean, i)
-                    return [
-                        rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
-                        rf" {ranges}{definition}"
-                    ]
-                return [
-                    rf"{space} \text{{ with independent coordinates }}"
-                    rf" {tex.gaussian_law(mean, factor)} {ranges}"
-                ]
+            case ops.Gaussian() if isinstance(value, Vector):
+                return [self._initial_vectors(op, value, i, ranges)]
             case ops.Normal(std=std):
                 return [rf"{name} {tex.normal(std)} {ranges}"]
             case ops.Hyperparameter(name=symbol):
@@ -335,6 +325,21 @@ class Writer:
         if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
             return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
         return [line]
+
+    def _initial_vectors(
+        self, op: ops.Gaussian, value: Vector, i: Indices, ranges: str
+    ) -> str:
+        """The line of initial vectors: their space, and their law or their value."""
+        name = self.ref(value, i)
+        space = rf"{name} \in \mathbb{{R}}^{{{tex.dimension(value.width)}}}"
+        if not op.factor.any():  # multiples of (1, …, 1)
+            centre, definition = tex.constant_vectors(op.mean, i)
+            return (
+                rf"{space}, \quad {name} = {centre} \, (1, \dots, 1)"
+                rf" {ranges}{definition}"
+            )
+        law = tex.gaussian_law(op.mean, op.factor)
+        return rf"{space} \text{{ with independent coordinates }} {law} {ranges}"
 
     def positions(self, op: ops.Take) -> str:
         """The name π_k of the positions that an index selects.

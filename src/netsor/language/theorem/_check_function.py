@@ -183,12 +183,14 @@ def _shape_of_builtin(f: Function, cores: Sequence[Shape]) -> Shape:
     output_shape: Callable[..., Shape] | None = getattr(base(f), "output_shape", None)
     if output_shape is not None:
         return output_shape(*cores)
-    with np.errstate(all="ignore"):
-        count: int | None = getattr(base(f), "numbers", None)
-        if count is not None:
-            return (count,)
-        arguments = [np.ones((1, 1, *core)) for core in cores]
-        return np.shape(f.f(*arguments))[2:]
+    count: int | None = getattr(base(f), "numbers", None)
+    if count is not None:
+        return (count,)
+    by_content = _ByContent(content(f.f), f.f)
+    try:
+        return _shape_when_called(by_content, tuple(cores))
+    except TypeError:  # an object without a hash is called every time
+        return _shape_when_called.__wrapped__(by_content, tuple(cores))
 
 
 class _Raised(Exception):
@@ -201,6 +203,15 @@ class _ByContent:
 
     content: Any
     f: Callable[..., Any] = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _shape_when_called(function: _ByContent, cores: tuple[Shape, ...]) -> Shape:
+    """The shape of the rows that a function returns, by calling it."""
+    arguments = [np.ones((1, 1, *core)) for core in cores]
+    with np.errstate(all="ignore"):
+        shape: Shape = np.shape(function.f(*arguments))
+    return shape[2:]
 
 
 @lru_cache(maxsize=256)

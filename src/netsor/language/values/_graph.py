@@ -293,7 +293,7 @@ class _Narrowing:
         op = value.op
         box = self.boxes[value]
         if isinstance(op, ops.Take):
-            _, input_box = self.input_boxes[value][0]
+            ((_, input_box),) = self.input_boxes[value]
             if is_whole(box) and is_whole(input_box):
                 return value.with_inputs(inputs[0])
             flat = entries_in(op.flat, box).ravel()

@@ -402,18 +402,19 @@ def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:
     """Nodes and weights of a Gauss rule for |q|²/d ~ χ²_d/d, where d is the width.
 
     By Golub and Welsch, the nodes are eigenvalues of the Jacobi matrix, which has the
-    recurrence of the Laguerre polynomials.
+    recurrence of the Laguerre polynomials. The weights are the squares of the first
+    entries of its eigenvectors.
     """
     alpha = width / 2 - 1
     k = np.arange(1.0, nodes)
-    diagonal = 2 * np.arange(nodes) + 1 + alpha
     off_diagonal = np.sqrt(k * (k + alpha))
-    jacobi = np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
-    eigen = np.linalg.eigh(jacobi)
-    weights = eigen.eigenvectors[0] ** 2
+    jacobi = np.diag(2 * np.arange(nodes) + 1 + alpha)
+    jacobi = jacobi + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
+    eigenvalues, eigenvectors = np.linalg.eigh(jacobi)
+    weights = eigenvectors[0] ** 2
     # the others change no digit: the integrand Σ_j a_j² is at most 1
-    kept = weights > SMALLEST_WEIGHT
-    return eigen.eigenvalues[kept] / (width / 2), weights[kept]
+    is_needed = weights > SMALLEST_WEIGHT
+    return eigenvalues[is_needed] / (width / 2), weights[is_needed]
 
 
 def _mean_sum_of_squares(s: int, tau: float, step: float, causal: bool) -> float:
@@ -424,9 +425,11 @@ def _mean_sum_of_squares(s: int, tau: float, step: float, causal: bool) -> float
     """
     if s == 1:
         return 1.0
+    # the points u, from low on
     low = LOWEST_U - TRUNCATION_STD * tau - math.log(s)
     high = HIGHEST_U + TRUNCATION_STD * tau
     count = math.ceil((high - low) / step)
+    # the points z and their weights, those of N(0, 1)
     spacing = step / max(tau, SMALL_TAU)
     half = math.ceil(TRUNCATION_STD / spacing)
     z = spacing * np.arange(-half, half + 1, dtype=np.float64)

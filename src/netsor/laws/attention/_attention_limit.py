@@ -179,8 +179,10 @@ class HeadSum(Law):
         # kurtosis 3 E[v²]/E[v]² then changes by up to ε E|6 v² − 2 E[3 v²] v|.
         v = self._rule.var / self.var()
         weight = self._rule.weight.mean(axis=1)
-        worst = weight @ np.abs(6 * v**2 - 2 * (weight @ (3 * v**2)) * v)
-        error = combined(sampling, self.origin.quadrature_error * float(worst))
+        fourth_moment = weight @ (3 * v**2)
+        change_by_component = 6 * v**2 - 2 * fourth_moment * v
+        largest_change = float(weight @ np.abs(change_by_component))
+        error = combined(sampling, self.origin.quadrature_error * largest_change)
         skewness = Estimate(0.0, 0.0)  # the law is symmetric
         return skewness, Estimate(float(kurtosis.mean()), error)
 
@@ -383,16 +385,18 @@ class HeadSum(Law):
         v = self._saddle_point(y, w[0], log_weight[0])
         tilt = y**2 / (2 * v**2)
         head_tilt = tilt * self.scale / self.heads  # of one w
+        # the tilted law of one w: weights e^(tilt w)/ψ, without negligible ones
         exponent = log_weight + head_tilt * w
         log_psi = _log_psi(w, log_weight, head_tilt)
         mean_log_psi = float(log_psi.mean())
         is_large = exponent > exponent.max(axis=1, keepdims=True) - LOG_RANGE
         weights = np.where(is_large, np.exp(exponent - log_psi[:, None]), 0.0)
-        # far in the tail the tilted rule is narrow in log v, and so are its cells
-        cell = min(CELL, 0.1 * math.sqrt(v) / y)
+
         # The sets differ in ψ^H, which becomes a factor of their weights.
         log_ratios = self.heads * (log_psi - mean_log_psi)
         ratios = np.exp(np.minimum(log_ratios, LARGEST_LOG)) * len(w)
+        # far in the tail the tilted rule is narrow in log v, and so are its cells
+        cell = min(CELL, 0.1 * math.sqrt(v) / y)
         rules = []
         for set_w, set_weights, ratio in zip(w, weights, ratios, strict=True):
             sum_nodes, sum_weights = power_rule(

@@ -228,33 +228,14 @@ class SetsOfAmounts(NamedTuple):
 
 def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
     """The law of w for one head and its derivatives, from each set of nodes."""
-    # unit: the longest token has length 1
-    longest = _longest_token(layer)
-    tokens = layer.tokens / longest
-    # The softmax depends only on the tokens less their mean. A rotation gives these
-    # nonzero entries in few columns only, the first ones.
-    centred = tokens[1:] - tokens[1:].mean(axis=0)
-    _, sizes, rotation = np.linalg.svd(centred)
-
-    # standard deviations of the scores along the axes of the rotation
-    query_length = np.linalg.norm(tokens[0])
-    spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
-    spread = spread[spread > NO_SPREAD]
-
-    # the scores less a common part are root @ z, z standard normals (variables,)
-    variables = len(spread)
-    rotated = centred @ rotation.T
-    root = spread * rotated[:, :variables] / sizes[:variables]
-    tokens = tokens @ rotation.T
-    directions = rotation @ layer.directions @ rotation.T
-
+    rotated = _rotated(layer)
     grid = np.arange(LOWEST, CELL, CELL)
     by_set = []
-    for z, weight in _node_sets(spread):
+    for z, weight in _node_sets(rotated.spread):
         w, rows = _derivatives(
-            tokens=tokens,
-            root=root,
-            directions=directions,
+            tokens=rotated.tokens,
+            root=rotated.root,
+            directions=rotated.directions,
             shares=layer.shares,
             z=z,
         )
@@ -277,7 +258,44 @@ def _sets_of_amounts(layer: LayerFluctuations, heads: int) -> SetsOfAmounts:
         fine_grid = grid
         grid = np.linspace(fine_grid[0], fine_grid[-1], MAX_CELLS)
         sets = np.array([_on_grid(fine_grid, rows, grid) for rows in sets])
-    return SetsOfAmounts(grid=grid, sets=sets, total_spread=spread.sum())
+    return SetsOfAmounts(grid=grid, sets=sets, total_spread=rotated.spread.sum())
+
+
+class _Rotated(NamedTuple):
+    """A layer in coordinates in which the scores have few nonzero columns.
+
+    The unit of length is the longest token. The scores less a common part are
+    root @ z, with z standard normals (variables,).
+    """
+
+    tokens: Array  # (1 + tokens, d), the query first
+    root: Array  # (tokens, variables)
+    directions: Array  # (directions, d, d)
+    spread: Array  # (variables,): the standard deviations of the scores by axis
+
+
+def _rotated(layer: LayerFluctuations) -> _Rotated:
+    """Rotate the tokens of a layer to the principal axes of the scores."""
+    longest = _longest_token(layer)
+    tokens = layer.tokens / longest
+    # The softmax depends only on the tokens less their mean. A rotation gives these
+    # nonzero entries in few columns only, the first ones.
+    centred = tokens[1:] - tokens[1:].mean(axis=0)
+    _, sizes, rotation = np.linalg.svd(centred)
+
+    # standard deviations of the scores along the axes of the rotation
+    query_length = np.linalg.norm(tokens[0])
+    spread = math.sqrt(layer.temperature) * longest**2 * query_length * sizes
+    spread = spread[spread > NO_SPREAD]
+
+    variables = len(spread)
+    rotated = centred @ rotation.T
+    return _Rotated(
+        tokens=tokens @ rotation.T,
+        root=spread * rotated[:, :variables] / sizes[:variables],
+        directions=rotation @ layer.directions @ rotation.T,
+        spread=spread,
+    )
 
 
 def _occupied(by_set: Sequence[Array], cells: int) -> slice:
@@ -488,17 +506,10 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
     """
     if heads == 1:
         return rows
-    w = np.exp(grid)
 
     def mean_of_two(share: float, *pairs: Array) -> Array:
-        """Amounts at v = share · w + (1 − share) · w′ from those at pairs (w, w′).
-
-        pairs: arrays (grid, grid). The result has a row (grid,) for each.
-        """
-        v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
-        amounts = np.array(pairs).reshape(len(pairs), -1)
-        log_v = np.log(v).ravel()
-        return _on_grid(log_v, amounts, grid)
+        """`_mean_of_two` on this grid."""
+        return _mean_of_two(share, pairs, grid)
 
     one_head, second_derivative, square, *derivatives = rows
     # number of heads → the law of the mean of w over them
@@ -527,6 +538,18 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
     )
     total_square = square / heads + (1 - 1 / heads) * product
     return np.array([law_of_mean(heads), second_derivative, total_square])
+
+
+def _mean_of_two(share: float, pairs: Sequence[Array], grid: Array) -> Array:
+    """Amounts at v = share · w + (1 − share) · w′ from those at pairs (w, w′).
+
+    pairs: arrays (grid, grid) of amounts, where w and w′ are e^grid. The result has a
+    row (grid,) for each.
+    """
+    w = np.exp(grid)
+    v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
+    amounts = np.array(pairs).reshape(len(pairs), -1)
+    return _on_grid(np.log(v).ravel(), amounts, grid)
 
 
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
@@ -583,28 +606,30 @@ def _distances(v: Array, amounts: Array) -> Distances:
     y = np.exp(np.arange(log_start, log_stop, LOG_STEP))
     f, g = _densities(y, v, amounts)
 
+    # the points from which on the correction is resolved
     std = math.sqrt(amounts[0, 0] @ v)
     start = _first_resolved(y, g, std)
-    resolved = slice(min(start, len(y) - 2), None)
-    y = y[resolved]
-    f = f[..., resolved]
-    g = g[..., resolved]
+    is_resolved = slice(min(start, len(y) - 2), None)
+    y = y[is_resolved]
+    f = f[..., is_resolved]
+    g = g[..., is_resolved]
 
     step = LOG_STEP * y
     step[0] = y[0] + step[0] / 2  # both densities are constant between 0 and there
     is_large = f * y > NEGLIGIBLE * (f * y).max()
     ratio = np.divide(g, f, out=np.zeros_like(f), where=is_large)
-    mass_below_start = 0.0  # ∫ |g|
-    divergence_below_start = 0.0  # ∫ g²/f
-    if start > 0:
-        mass_below_start = y[0] * np.abs(g[0, 0])
-        divergence_below_start = mass_below_start * np.abs(ratio[0, 0])
-
     excess_at_zeros = LOG_STEP * _excess_at_zeros(g * y)
+
+    # what may be missing below the first resolved point, of the first estimate
+    unresolved_mass = 0.0  # ∫ |g|
+    unresolved_divergence = 0.0  # ∫ g²/f
+    if start > 0:
+        unresolved_mass = y[0] * np.abs(g[0, 0])
+        unresolved_divergence = unresolved_mass * np.abs(ratio[0, 0])
     return Distances(
         total_variation=np.abs(g) @ step - excess_at_zeros,
         kl=(ratio * g) @ step,
-        unresolved=np.array([mass_below_start, divergence_below_start]),
+        unresolved=np.array([unresolved_mass, unresolved_divergence]),
     )
 
 

@@ -237,22 +237,22 @@ def _head_ends(
     t = arrays[0].shape[-2]
     moments = sums.moments
     # with p · slope for s
-    products = sums.products / moments.mass
-    squares = sums.squares / (moments.mass * xp.matrix_transpose(moments.mass))
-    of_known = []
+    mass = moments.mass
+    products = sums.products / mass
+    squares = sums.squares / (mass * xp.matrix_transpose(mass))
     if len(arrays) == 2:
         products, squares = _without_targets(
             products, squares, moments=moments, arrays=arrays, targets=targets, cap=cap
         )
-    else:
-        # the targets are known words, which have no part in products and squares
-        logits = capped(arrays[0], cap)
-        is_target = np.equal.outer(targets, np.arange(logits.shape[-1]))
-        one_hot = xp.asarray(is_target, dtype=logits.dtype)
-        p = xp.exp(logits - moments.top) / moments.mass
-        c = (p - one_hot) * _slope(logits, cap) / t
-        of_known.append(flat(c))
-    return joined(moments.ends(), flat(products / t), flat(squares / t**2), *of_known)
+        return joined(moments.ends(), flat(products / t), flat(squares / t**2))
+
+    # the targets are known words, which have no part in products and squares
+    logits = capped(arrays[0], cap)
+    is_target = np.equal.outer(targets, np.arange(logits.shape[-1]))
+    one_hot = xp.asarray(is_target, dtype=logits.dtype)
+    p = xp.exp(logits - moments.top) / mass
+    c = (p - one_hot) * _slope(logits, cap) / t
+    return joined(moments.ends(), flat(products / t), flat(squares / t**2), flat(c))
 
 
 def _without_targets(
@@ -354,10 +354,11 @@ class Logits(NamedTuple):
         """
         vectors = np.arange(len(ids))
         columns = np.array(self.columns(ids))
-        if self.column is None:
-            logits = self.root @ self.noise[0][:, columns]
-            return self._capped(logits[vectors, vectors])
-        return self._capped(self.known[vectors, columns])
+        if self.column is not None:
+            return self._capped(self.known[vectors, columns])
+        # the logits of all these words for all vectors, (t, t): take the diagonal
+        logits = self.root @ self.noise[0][:, columns]
+        return self._capped(logits[vectors, vectors])
 
     def first(self, count: int) -> Logits:
         """The logits of the first `count` vectors.
@@ -572,12 +573,12 @@ def cross_entropy(
     if words.known is not None:
         known_words = words.known.shape[-1]
     positions = head_parts(t, known_words)
-    products = numbers[positions.products].reshape(t, t)
-    squares = numbers[positions.squares].reshape(t, t)
     gram = mean_dot(y, y)
     seeds: list[tuple[Value, Value]] = []
     head = None
     if words.root is not None:
+        products = numbers[positions.products].reshape(t, t)
+        squares = numbers[positions.squares].reshape(t, t)
         head = model.width * (squares * gram).sum()
         std = model.std_embedding if model.tied else model.std_logits
         gradient = _gradient(y, gram, products, squares)
@@ -585,16 +586,28 @@ def cross_entropy(
     if words.known is not None:
         c = numbers[positions.known].reshape(t, known_words)
         seeds.append((words.known, c))
-        # the vector of padding is 0 but has a gradient
-        if model.padding is not None and words.column is not None:
-            column = words.column.get(model.padding, len(words.column))
-            c_padding = c[:, column]
-            c_of_pairs = c_padding[:, None] * c_padding
-            of_padding = model.width * (c_of_pairs * gram).sum()
+        of_padding = _gradient_of_padding(model, words, c, gram)
+        if of_padding is not None:
             head = of_padding if head is None else head + of_padding
     head_size = (model.vocabulary or 0) * model.width * model.std_logits**2
     loss = Loss(tuple(seeds), head=head, head_size=head_size, tied=model.tied)
     return loss, numbers[positions.logits]
+
+
+def _gradient_of_padding(
+    model: Description, words: Logits, c: Scalar, gram: Scalar
+) -> Scalar | None:
+    """The squared gradient of the vector of padding, which is 0 itself; None if the
+    logits have none.
+
+    `c` are ∂L/∂logits of the known words, (t, words), and `gram` ⟨y_i, y_j⟩/n.
+    """
+    if model.padding is None or words.column is None:
+        return None
+    column = words.column.get(model.padding, len(words.column))
+    c_padding = c[:, column]
+    c_of_pairs = c_padding[:, None] * c_padding
+    return model.width * (c_of_pairs * gram).sum()
 
 
 def _head_numbers(words: Logits, columns: tuple[int, ...]) -> Scalar:

@@ -405,6 +405,20 @@ def _experts(block: Block) -> int:
     return sum(probe.value.shape[-1] for probe in block.get("experts", ()))
 
 
+def _row_of_logits(p: Scalar, target: Any) -> dict[str, Scalar]:
+    """The quantities of logits (tokens, words), by name.
+
+    `target` (tokens, words) has the shares of the correct words.
+    """
+    tokens = p.shape[0]
+    ends = apply(of_logits, p, axes=2)
+    return {
+        "logit_std": ends[0],
+        "loss": ends[1] - (target * p).sum() / tokens,
+        "max_probability": ends[2],
+    }
+
+
 class ProgramModel:
     """A program with its widths, as a model for an audit of its probes.
 
@@ -516,17 +530,13 @@ class ProgramModel:
         if "logits" in self.net.ends:
             (probe,) = self.net.ends["logits"]
             p = cast(Scalar, probe.value)  # (tokens, words)
-            tokens, words = p.shape
-            logits = (p,)
             target: Any = probe.mask  # the correct words, or shares of them
             if target is None:
+                words = p.shape[-1]
                 target = np.full(p.shape, 1 / words)
-            ends = apply(of_logits, p, axes=2)
-            row = {
-                "logit_std": ends[0],
-                "loss": ends[1] - (target * p).sum() / tokens,
-                "max_probability": ends[2],
-            }
+            logits = (p,)
+            row = _row_of_logits(p, target)
+            tokens = p.shape[0]
             seeds = [(p, (softmax(p) - target) / tokens)]
         if "loss" in self.net.ends:
             row["loss"] = value_of(self.net.ends, "loss")
