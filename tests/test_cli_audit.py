@@ -151,6 +151,9 @@ def test_audit_ids_are_used_as_tokens(folder):
             "3,7,7,1",
             "--draws",
             "40",
+            "--widths",
+            "actual",
+            "--no-gradients",
             "--json",
             cwd=folder,
         ).stdout

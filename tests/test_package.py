@@ -7,8 +7,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hatchling.builders.sdist import SdistBuilder
-from hatchling.builders.wheel import WheelBuilder
 
 from .lowest import lowest
 
@@ -50,6 +48,10 @@ def below(folder):
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("dist")
+    # slow to import, and every process of the suite reads this file
+    from hatchling.builders.sdist import SdistBuilder
+    from hatchling.builders.wheel import WheelBuilder
+
     kinds = (SdistBuilder, WheelBuilder)
     return [
         next(kind(str(ROOT)).build(directory=str(folder), versions=["standard"]))

@@ -288,6 +288,7 @@ def test_transpose_is_that_of_the_same_entries(monkeypatch):
     assert np.abs(one).min() > 1e-6
 
 
+@pytest.mark.slow
 def test_random_gradients_with_drawn_matrices(monkeypatch):
     """With the weights drawn by the literal interpreter; by directions: in
     test_gradients.

@@ -23,6 +23,7 @@ from tests.internals import (
 from ..command import netsor
 
 DEVICES = ("cuda:0", "cuda:1")
+HANG = 300  # seconds: a deadline that only a hang reaches
 
 
 class Pretended(StepwiseBackend):
@@ -67,7 +68,7 @@ class Task:
 
     def run(self):
         """Where it was done, once all devices are at work."""
-        self.barrier.wait(timeout=60)
+        self.barrier.wait(timeout=HANG)
         return self.backend.device
 
 

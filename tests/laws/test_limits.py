@@ -140,6 +140,7 @@ def test_convolution_is_fourier_inversion():
             assert one.pdf(y) == pytest.approx(density, abs=2e-9)
 
 
+@pytest.mark.slow
 def test_fourier_and_engine_agree():
     law = ns.paper.layer(tokens=5, heads=3, sigma_q=1.3, activation="tanh").law(
         n=ns.inf, draws=60_000

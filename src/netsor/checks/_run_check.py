@@ -14,6 +14,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -197,8 +198,8 @@ class RunFinding:
     low, high, expected : float
         The band, and its centre.
     is_given_others : bool
-        Whether the band is that of runs with the same numbers at earlier steps (and,
-        for a group, in total), not of all runs.
+        Whether the band is that of runs with the same total norm, and the same norms of
+        the group at earlier steps, not of all runs.
 
     Examples
     --------
@@ -586,20 +587,20 @@ class RunLaw:
     def _predicted(self, logged: RunLog) -> list[Predicted]:
         """The numbers that others of the same run predict better than their law does.
 
-        Those are the same quantity at earlier steps and, for a group, that of all
-        groups at the same step.
+        They are those of groups, given the number of all groups at the same step, and
+        that of the group at earlier steps. Numbers of a whole network are not given
+        earlier ones: now and then a healthy run jumps.
         """
         present = compared(logged, self.loop.steps)
         predicted = []
         for name, steps in present.items():
             whole = name.partition("/")[0]
-            for step in sorted(steps):
+            of_all = present.get(whole, {}) if name != whole else {}
+            for step in sorted(set(steps) & set(of_all)):
                 earlier = [(name, k) for k in sorted(steps) if k < step]
-                known = earlier[:1] + earlier[1:][-MOST_EARLIER:]
-                if name != whole and step in present.get(whole, {}):
-                    known.append((whole, step))
-                each = Predicted(name, step, tuple(known))
-                if known and self._is_predictable(each):
+                used = earlier[:1] + earlier[1:][-MOST_EARLIER:]
+                each = Predicted(name, step, ((whole, step), *used))
+                if self._is_predictable(each):
                     predicted.append(each)
         return predicted
 
@@ -718,36 +719,36 @@ class RunLaw:
         )
         screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
-        likely = self._ordered([each for _, each in screened], logged, FEW, last)
+        likely = self._ordered([tried.mistake for tried in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
         confirmed = []
-        for order, mistake in likely[:MOST_TRIED]:
-            if order > best + DECISIVE:
+        for tried in likely[:MOST_TRIED]:
+            if tried.misfit > best + DECISIVE:
                 break
-            values = self._with_mistake(mistake, FEWEST, self.loop.steps)
+            values = self._with_mistake(tried.mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
-                best = min(best, order)
-                misfit = self._misfit(values, logged) + mistake.cost
-                confirmed.append((misfit, mistake))
-        confirmed.sort(key=lambda each: each[0])
-        named = [mistake for _, mistake in confirmed]
+                best = min(best, tried.misfit)
+                misfit = self._misfit(values, logged) + tried.mistake.cost
+                confirmed.append(Tried(misfit, tried.mistake))
+        confirmed.sort(key=attrgetter("misfit"))
+        named = [tried.mistake for tried in confirmed]
         if named and named[0].cost < FITTED:  # which a fitted constant only repeats
             named = [mistake for mistake in named if mistake.cost < FITTED]
         return list(dict.fromkeys(mistake.question for mistake in named))
 
     def _ordered(
         self, mistakes: Sequence[Hypothesis], logged: RunLog, runs: int, last: int
-    ) -> list[tuple[float, Hypothesis]]:
+    ) -> list[Tried]:
         """Mistakes by their misfit with a few runs up to a step, the best first."""
         beginning = _up_to(logged, last)
-        scored = []
+        possible = []
         for mistake in mistakes:
             values = self._with_mistake(mistake, runs, last)
             if values:
                 law = self._shifted(values)
                 misfit = self._misfit(law, beginning, SHRUNK_OF_FEW)
-                scored.append((misfit + mistake.cost, mistake))
-        return sorted(scored, key=lambda each: each[0])
+                possible.append(Tried(misfit + mistake.cost, mistake))
+        return sorted(possible, key=attrgetter("misfit"))
 
     def _departures(self, logged: RunLog) -> Departures:
         """How far the log is from the medians of healthy runs.
@@ -869,6 +870,13 @@ class RunLaw:
         return not self._findings(values, logged)
 
 
+class Tried(NamedTuple):
+    """A mistake whose runs were compared with a log."""
+
+    misfit: float  # minus twice the log of its likelihood and of its odds
+    mistake: Hypothesis
+
+
 class Score(NamedTuple):
     """How far a number is from those of runs."""
 
@@ -895,15 +903,23 @@ def on_its_scale(values: Floats) -> Floats:
 
 
 def _moved(healthy: Floats, few: Floats) -> Floats:
-    """Healthy numbers that move and spread as `few` of the same seeds did."""
+    """Healthy numbers that move and spread as `few` of the same seeds did.
+
+    Numbers that are all positive move by their logarithms. The spread of the changes is
+    added with alternating signs, whose mean is 0 and whose variance is 1.
+    """
     if (few == few[0]).all():
         return np.full_like(healthy, few[0])
     is_log = bool((healthy > 0).all() and (few > 0).all())
-    x, y = (np.log(healthy), np.log(few)) if is_log else (healthy, few)
-    changes = y - x[: len(y)]
-    signs = np.where(np.arange(len(x)) % 2, 1.0, -1.0)  # of mean 0 and variance 1
-    moved: Floats = x + changes.mean() + signs * changes.std(ddof=1)
-    return np.exp(moved) if is_log else moved
+    before, after = healthy, few
+    if is_log:
+        before, after = np.log(healthy), np.log(few)
+    changes = after - before[: len(after)]
+    signs = np.where(np.arange(len(before)) % 2, 1.0, -1.0)
+    moved: Floats = before + changes.mean() + signs * changes.std(ddof=1)
+    if is_log:
+        moved = np.exp(moved)
+    return moved
 
 
 def _up_to(logged: RunLog, last: int) -> RunLog:

@@ -90,15 +90,19 @@ def _initialisation(init: Callable[[Any], Any]) -> tuple[Any, Leaves]:
 
 
 def law_of_sample(name: str, x: Any) -> Parameter:
-    """The law of a parameter of which one sample x is given."""
+    """The law of a parameter of which one sample x is given.
+
+    Rows of a sample are i.i.d., so that two halves of them are two samples.
+    """
     shape = tuple(x.shape)
     entries = np.asarray(x, dtype=float)
-    is_random = np.issubdtype(x.dtype, np.floating) and x.size > 0 and np.ptp(x) != 0
-    rows = entries.reshape(-1, shape[-1]) if shape and is_random else entries
-    if not is_random or len(shape) == 0 or len(rows) < 2:
+    is_floating = np.issubdtype(x.dtype, np.floating)
+    is_random = is_floating and x.size > 0 and np.ptp(x) != 0
+    count = math.prod(shape[:-1]) if shape else 0  # of rows
+    if not is_random or count < 2:
         return law_of_entries(name, shape, [entries])
-    # two halves of the rows are two samples of entries that are i.i.d.
-    half = len(rows) // 2
+    rows = entries.reshape(count, shape[-1])
+    half = count // 2
     halves = [rows[:half].ravel(), rows[half : 2 * half].ravel()]
     return replace(law_of_entries(name, shape, halves), shape=shape)
 

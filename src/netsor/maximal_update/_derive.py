@@ -30,12 +30,14 @@ def derive(
     widths: Sequence[int],
     draws: int,
     *,
-    given: Mapping[str, float],
+    own_rates: Mapping[str, float],
     progress: Callable[[str], None] | None,
     depths: Depths | None = None,
     branch_power: float | None = None,
 ) -> DerivedRule:
-    """The rule of a subject; `given` are exponents of the rates of its optimiser, and
+    """The rule of a subject.
+
+    `own_rates` are exponents of the learning rates of the user's optimiser, and
     `depths` measures networks of several depths, if these matter.
     """
     say = progress or (lambda line: None)
@@ -62,7 +64,7 @@ def derive(
         ),
         matrices=tuple(derived.last.measurement.matrices),
         repeated=_repeated_patterns(derived.last.measurement.shapes),
-        given=given,
+        own_rates=own_rates,
     )
 
 

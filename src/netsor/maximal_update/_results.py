@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
 from ._coordinate_check import OK, TOLERANCE, Change, Trained, coordinate_check
-from ._depth_rule import TOLERANCE as IN_DEPTH
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
 from ._measurement import SMALL_LR, Measurement
@@ -202,8 +201,8 @@ class DerivedRule:
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
     # patterns of parameters that repeat from layer to layer
     repeated: frozenset[str] = frozenset()
-    # of the learning rates of the user's optimiser, which those of `rule` change
-    given: Mapping[str, float] = field(default_factory=dict)
+    # exponents of the learning rates of the user's optimiser, which `rule` changes
+    own_rates: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -214,9 +213,9 @@ class DerivedRule:
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
         rule = self.rule.of(name)
-        if name not in self.given:
+        if name not in self.own_rates:
             return rule
-        lr = Power(self.given[name] + rule.lr.width + 0.0, rule.lr.depth)
+        lr = Power(self.own_rates[name] + rule.lr.width + 0.0, rule.lr.depth)
         decay = Power(-lr.width + 0.0, -lr.depth + 0.0)
         return replace(rule, lr=lr, weight_decay=decay)
 
@@ -230,7 +229,7 @@ class DerivedRule:
         departures: list[Departure] = []
         for name, rule in self.rule.parameters.items():
             departures += _departures(name, "standard deviation", rule.std)
-            if self.given.get(name) is not None:
+            if self.own_rates.get(name) is not None:
                 departures += _departures(name, "learning rate", rule.lr)
         for scale in self.scales:
             departures += _departures(scale.path, scale.what, scale.power)
@@ -366,7 +365,6 @@ class DerivedRule:
                 [*depths],
                 expected=in_depth.expected,
                 named=in_depth.named,
-                tolerance=IN_DEPTH,
                 **options,
             )
         at = [*(widths or self.widths_of_check)]
@@ -380,12 +378,17 @@ class DerivedRule:
 
     @property
     def depths_of_check(self) -> tuple[int, ...]:
-        """The depths of a check: those of the derivation, and twice the largest; none
-        without exponents of the depth.
+        """The depths of a check: twice those of the derivation, and four times the
+        largest; none without exponents of the depth.
+
+        Changes at depth L differ from their limit by a part of order 1/L. Of two layers
+        one is half of the network, and exponents from two layers on differ by more than
+        the tolerance; twice the depth halves this.
         """
         if self.depth is None:
             return ()
-        return (*self.depth.depths, 2 * max(self.depth.depths))
+        depths = self.depth.depths
+        return (*(2 * depth for depth in depths), 4 * max(depths))
 
     def check_seconds(self, steps: int = 3, draws: int = 16) -> float:
         """About how long `check` takes for all its widths and depths, from one training
@@ -616,13 +619,12 @@ def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
     if not changes:
         return []
     counts = Counter(change.verdict for change in changes)
-    within = IN_DEPTH if axis == "depth" else TOLERANCE
     others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
         f"Trained in {framework} with this file: the changes of {counts[OK]} of"
         f" {len(changes)} outputs follow the {axis} as they should (exponents within"
-        f" ±{within}, 99 % intervals){rest}."
+        f" ±{TOLERANCE}, 99 % intervals){rest}."
     ]
 
 
@@ -675,7 +677,7 @@ def _scaled(scale: OutputScale) -> str:
     """What a factor multiplies, in words."""
     if not scale.parameters:
         return f"output of {layer_pattern_of(scale.path)}"
-    return " and ".join(layer_pattern_of(name) for name in scale.parameters)
+    return " and ".join(dict.fromkeys(map(layer_pattern_of, scale.parameters)))
 
 
 def _part(scale: OutputScale) -> str:

@@ -445,20 +445,31 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def _follow(self, func: Any, args: Any, kwargs: Any, tensor: Any) -> None:
         """Repeat an operation, whose result has no numbers, on samples."""
-        name, key = func._schema.name, _storage(tensor)
+        name = func._schema.name
         self._held.append(tensor)
         leaves = pytree.tree_leaves((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, torch.Tensor)]
         if not inputs:
             if name in FRESH:
                 size = min(tensor.numel(), SAMPLE)
-                self.samples[key] = func([size], *args[1:], dtype=kwargs.get("dtype"))
-            return
-        if _is_view(func, tensor, inputs):
-            return
-        if func._schema.is_mutable and _part(tensor):
+                sample = func([size], *args[1:], dtype=kwargs.get("dtype"))
+                self.samples[_storage(tensor)] = sample
+        elif _is_view(func, tensor, inputs):
+            pass  # its samples are those of its storage
+        elif func._schema.is_mutable and _part(tensor):
             self._follow_part(name, args, tensor)
-            return
+        else:
+            self._follow_function(func, args, kwargs, tensor, inputs)
+
+    def _follow_function(
+        self, func: Any, args: Any, kwargs: Any, tensor: Any, inputs: list[Any]
+    ) -> None:
+        """Apply an operation on tensors to samples of all of them.
+
+        It must be entrywise; of other operations, or without samples, the problem is
+        kept for the error message.
+        """
+        name, key = func._schema.name, _storage(tensor)
         overwritten = args[0] if name in FILLS else None
         stand_ins = {id(x): self._stand_in(x, tensor, overwritten) for x in inputs}
         is_entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE

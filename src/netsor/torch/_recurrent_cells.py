@@ -71,6 +71,11 @@ def _layer(cell: Cell) -> Callable[..., Any]:
         bidirectional: bool,
         batch_first: Any = None,
     ) -> Any:
+        """The outputs (steps, batch, hidden) and the last state of each run.
+
+        The arguments are those of `torch.lstm`. A run is one layer in one direction:
+        `states` and `parameters` are those of its runs, one after the other.
+        """
         if not isinstance(has_biases, bool):
             raise UnsupportedError(
                 "a recurrent layer of a PackedSequence: pass a padded tensor"
@@ -80,26 +85,40 @@ def _layer(cell: Cell) -> Callable[..., Any]:
         runs = layers * directions
         count = len(parameters) // runs
         weights = [parameters[k * count : (k + 1) * count] for k in range(runs)]
-        x = x.transpose(0, 1) if batch_first else x
-        ends = []
-        for layer in range(layers):
-            run = layer * directions
-            y, end = _run(cell, x, starts[run], weights[run], has_biases)
-            ends.append(end)
-            if bidirectional:
-                backwards, end = _run(
-                    cell, x.flip(0), starts[run + 1], weights[run + 1], has_biases
-                )
-                ends.append(end)
-                y = torch.cat([y, backwards.flip(0)], dim=-1)
-            x = y
-        y = x.transpose(0, 1) if batch_first else x
+        outputs = x.transpose(0, 1) if batch_first else x
+        ends: list[State] = []
+        for first in range(0, runs, directions):
+            of_layer = slice(first, first + directions)
+            outputs, last_states = _run_layer(
+                cell, outputs, starts[of_layer], weights[of_layer], has_biases
+            )
+            ends += last_states
+        y = outputs.transpose(0, 1) if batch_first else outputs
         if not is_lstm:
             return y, torch.stack(ends)
         hidden, memory = zip(*ends, strict=True)
         return y, torch.stack(hidden), torch.stack(memory)
 
     return network
+
+
+def _run_layer(
+    cell: Cell,
+    x: Any,
+    starts: Sequence[State],
+    weights: Sequence[Sequence[Any]],
+    has_biases: bool,
+) -> tuple[Any, list[State]]:
+    """The hidden states of one layer, and its last states.
+
+    `starts` and `weights` are those of the steps forwards and, of a layer in both
+    directions, of the steps backwards; their hidden states are joined.
+    """
+    y, end = _run(cell, x, starts[0], weights[0], has_biases)
+    if len(starts) == 1:
+        return y, [end]
+    backwards, other_end = _run(cell, x.flip(0), starts[1], weights[1], has_biases)
+    return torch.cat([y, backwards.flip(0)], dim=-1), [end, other_end]
 
 
 def _run(

@@ -7,7 +7,7 @@ change of the user's code. `observed` says which functions a module calls at all
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -232,16 +232,24 @@ class NotCausal(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         kwargs = dict(kwargs or {})
         if func is torch.nn.functional.scaled_dot_product_attention:
-            kwargs["is_causal"] = False
-            args = (*args[:3], *(None if is_causal(x) else x for x in args[3:4]))
-            if is_causal(kwargs.get("attn_mask")):
-                kwargs["attn_mask"] = None
-        elif func in (torch.tril, torch.Tensor.tril):
+            return _attention_to_all(func, args, kwargs)
+        if func in (torch.tril, torch.Tensor.tril):
             return args[0].clone()
-        elif func in (torch.triu, torch.Tensor.triu):
-            diagonal = kwargs.get("diagonal", args[1] if len(args) > 1 else 0)
-            return torch.zeros_like(args[0]) if diagonal > 0 else args[0].clone()
+        if func in (torch.triu, torch.Tensor.triu):
+            positional = args[1] if len(args) > 1 else 0
+            masks_later_tokens = kwargs.get("diagonal", positional) > 0
+            return torch.zeros_like(args[0]) if masks_later_tokens else args[0].clone()
         return func(*args, **kwargs)
+
+
+def _attention_to_all(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Attention without its causal mask, which may be its fourth argument."""
+    queries_keys_values, masks = args[:3], args[3:4]
+    without_causal = [None if is_causal(mask) else mask for mask in masks]
+    options = {**kwargs, "is_causal": False}
+    if is_causal(options.get("attn_mask")):
+        options["attn_mask"] = None
+    return func(*queries_keys_values, *without_causal, **options)
 
 
 def is_causal(mask: Any) -> bool:

@@ -69,7 +69,8 @@ class Loop(TrainingLoop):
         Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never"; "held":
-        at each step, those of the parameters that the optimiser holds.
+        at each step, those of the parameters that the optimiser holds; "before": at
+        each step, before the optimiser uses them.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
         "late": the first learning rate is 0, and the schedule begins at step 1;
@@ -85,6 +86,9 @@ class Loop(TrainingLoop):
     clip_form : str
         What is clipped: the norm of "all" gradients, of "each" one, of each "group" or
         "only" one group, each "value", or all by the "largest" entry.
+    scale_at_clipping : float
+        By what gradients are too large when they are clipped; they are divided by it
+        afterwards.
     of_gradients : callable
         It changes the gradients of the groups after the passes of a step.
     first_alone : float
@@ -112,6 +116,7 @@ class Loop(TrainingLoop):
     weight: Callable[[Batch], float] | None = None
     clip_each_pass: bool = False
     clip_form: str = "all"
+    scale_at_clipping: float = 1.0
     of_gradients: Callable[[Mapping[str, Sequence[Any]]], None] = _unchanged
     first_alone: float = 0.0
     logged_weights: str = "current"
@@ -227,8 +232,7 @@ def _step(
     row[GRADIENT] = gradient_norm(parameters)
     for name, members in groups.items():
         row[f"{GRADIENT}/{name}"] = gradient_norm(members)
-    if loop.clip is not None:
-        _clip(loop.clip_form, loop.clip, parameters, groups)
+    _prepare_gradients(loop, parameters, groups)
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
@@ -241,11 +245,23 @@ def _step(
         row[f"{UPDATE}/{name}"] = norm(
             [updates[id(p)] for p in members if id(p) in updates]
         )
-    if loop.zero == "step":
+    if loop.zero in ("step", "before"):
         module.zero_grad(set_to_none=True)
     if loop.zero == "held":
         setup.zero_grad()
     return row
+
+
+def _prepare_gradients(
+    loop: Loop, parameters: Sequence[Any], groups: Mapping[str, Sequence[Any]]
+) -> None:
+    """Clip gradients, and what else happens to them before the optimiser."""
+    factor = 0.0 if loop.zero == "before" else 1 / loop.scale_at_clipping
+    if loop.clip is not None:
+        _clip(loop.clip_form, loop.clip, parameters, groups)
+    for p in parameters if factor != 1 else ():
+        if p.grad is not None:
+            p.grad.mul_(factor)
 
 
 def _clip(
@@ -279,13 +295,17 @@ def _evaluated(loop: Loop, step: int, module: Any) -> Any:
 
 
 def _updated(loop: Loop, step: int, setup: Setup) -> Any:
-    """Update the parameters and the learning rates; the first group's rate before."""
-    if loop.schedule == "before" and step == 0:
+    """Update the parameters and the learning rates; the first group's rate before.
+
+    A schedule that begins late, or whose first rate is repeated, waits one step; a late
+    one has rate 0 until then.
+    """
+    is_first = step == 0
+    if loop.schedule == "before" and is_first:
         setup.step_schedules()
-    waits = loop.schedule in ("late", "repeated") and step == 0
     rates = [group["lr"] for group in setup.param_groups]
     factor = loop.rate_factors[step] if step < len(loop.rate_factors) else 1.0
-    if loop.schedule == "late" and step == 0:
+    if loop.schedule == "late" and is_first:
         factor = 0.0
     if factor != 1:
         setup.set_rates([factor * rate for rate in rates])
@@ -294,6 +314,7 @@ def _updated(loop: Loop, step: int, setup: Setup) -> Any:
         setup.step()
     if factor != 1:
         setup.set_rates(rates)
+    waits = loop.schedule in ("late", "repeated") and is_first
     if not waits and loop.schedule != "off":
         for _ in range(loop.schedule_steps):
             setup.step_schedules()
@@ -319,8 +340,10 @@ def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:
         if loop.schedule == "pass" and part < loop.accumulation - 1:
             setup.step_schedules()  # after the last pass, the optimiser steps first
     logged = losses[-1:] if loop.logged_last else losses
-    alone = loop.first_alone if loop.first_alone and step == 0 else 1.0
-    return torch.stack(logged).mean() * (loop.logged_factor * alone)
+    factor = loop.logged_factor
+    if loop.first_alone and step == 0:
+        factor *= loop.first_alone
+    return torch.stack(logged).mean() * factor
 
 
 def _weights(batches: Sequence[Batch], by_tokens: bool) -> list[float]:

@@ -191,30 +191,39 @@ def _without_rotation(build: Callable[[], Any]) -> Callable[[], Any]:
 def of_norms(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Norms that are missing, or have another epsilon."""
     families = probe.norms()
+    every_norm = [path for paths in families.values() for path in paths]
     choices = dict(families)
     if len(families) > 1:
-        choices["every norm"] = [path for paths in families.values() for path in paths]
+        choices["every norm"] = every_norm
     for title, paths in choices.items():
         yield Hypothesis(
             "no norm",
             f"is {title} missing?",
             replace(loop, of_module=_skipped(paths)),
         )
-    everything = [path for paths in families.values() for path in paths]
-    present = {
-        float(getattr(probe.module.get_submodule(path), name))
-        for path in everything
-        for name in EPSILON_NAMES
-        if isinstance(getattr(probe.module.get_submodule(path), name, None), float)
-    }
-    for epsilon in EPSILONS if present else ():
+    present = _epsilons(probe.module, every_norm)
+    if not present:
+        return
+    for epsilon in EPSILONS:
         if epsilon not in present:
             yield Hypothesis(
                 "epsilon of norms",
                 f"is the epsilon of norms {epsilon:g}, not {max(present):g}?",
-                replace(loop, of_module=_with_epsilon(everything, epsilon)),
+                replace(loop, of_module=_with_epsilon(every_norm, epsilon)),
                 cost=RARE,
             )
+
+
+def _epsilons(module: Any, paths: Iterable[str]) -> set[float]:
+    """The epsilons of norms, which are attributes of them."""
+    epsilons = set()
+    for path in paths:
+        norm = module.get_submodule(path)
+        for name in EPSILON_NAMES:
+            value = getattr(norm, name, None)
+            if isinstance(value, float):
+                epsilons.add(value)
+    return epsilons
 
 
 def _skipped(paths: Iterable[str]) -> OfModule:
@@ -301,6 +310,18 @@ def of_initialisation(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             f"do {title} keep PyTorch's default initialisation?",
             replace(loop, of_module=_reset_kind(kind)),
         )
+    for title, paths in _initialised(probe).items():
+        yield Hypothesis(
+            "default initialisation",
+            f"does {title} keep PyTorch's default initialisation?",
+            replace(loop, of_module=_reset_parts(paths)),
+            cost=1.0,
+        )
+    yield Hypothesis(
+        "default biases",
+        "do biases keep PyTorch's default initialisation?",
+        replace(loop, of_module=_reset_biases),
+    )
     yield from _of_std(loop, probe)
     yield from _of_residual_std(loop, probe)
     for name in _heads(probe):
@@ -310,6 +331,36 @@ def of_initialisation(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             replace(loop, of_module=_scaled({name: 0.0})),
             cost=RARE,
         )
+
+
+def _initialised(probe: Probe) -> dict[str, list[str]]:
+    """The paths of parts that PyTorch initialises, by their name with stars.
+
+    Shared weights are those of each part that holds them.
+    """
+    families: dict[str, list[str]] = {}
+    for path, part in probe.module.named_modules():
+        if isinstance(part, torch.nn.Embedding | torch.nn.Linear):
+            families.setdefault(starred(path), []).append(path)
+    return dict(list(families.items())[:MOST_FAMILIES])
+
+
+def _reset_parts(paths: Iterable[str]) -> OfModule:
+    """A function that initialises parts as PyTorch does."""
+
+    def of_module(module: Any) -> None:
+        for path in paths:
+            module.get_submodule(path).reset_parameters()
+
+    return of_module
+
+
+def _reset_biases(module: Any) -> None:
+    """Initialise the biases of linear layers as PyTorch does."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear) and part.bias is not None:
+            bound = 1 / math.sqrt(part.in_features)
+            torch.nn.init.uniform_(part.bias, -bound, bound)
 
 
 def _of_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -356,6 +407,14 @@ def _of_residual_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         for name, std in stds.items()
         if std > 0 and largest / std > LEAST_SCALING
     }
+    ends = _ends_of_blocks(probe)
+    if ends:
+        yield Hypothesis(
+            "zero projections",
+            "do projections into the residual stream begin with zeros?",
+            replace(loop, of_module=_scaled(dict.fromkeys(ends, 0.0))),
+            cost=RARE,
+        )
     if factors:
         yield Hypothesis(
             "residual standard deviation",
@@ -365,7 +424,6 @@ def _of_residual_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
         return
     blocks = len(probe.blocks())
-    ends = _ends_of_blocks(probe)
     if blocks and ends:
         yield Hypothesis(
             "residual standard deviation",
@@ -601,6 +659,11 @@ def of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "all but the last frozen",
             f"is all but {parts[-1]} frozen, as under torch.no_grad()?",
             replace(loop, of_optimiser=frozen(parts[:-1])),
+        )
+        yield Hypothesis(
+            "all but the last left out",
+            f"does the optimiser hold the parameters of {parts[-1]} only?",
+            replace(loop, of_optimiser=_left_out(parts[:-1]), zero="held"),
         )
     for title, names in list(probe.families().items())[:MOST_FAMILIES]:
         verb = "are" if title.startswith("all ") else "is"

@@ -75,24 +75,20 @@ class Probe:
         They are those of one part in all blocks, such as layers.*.attention.wq, and
         biases and other vectors, unless they are all parameters.
         """
-        names = [name for name, _ in self.module.named_parameters()]
+        parameters = dict(self.module.named_parameters())
         families: dict[str, list[str]] = {}
-        for name in names:
-            parts = starred(name).split(".")
-            first = parts.index("*") + 2 if "*" in parts else len(parts)
-            for end in range(first, len(parts) + 1):
-                families.setdefault(".".join(parts[:end]), []).append(name)
-        sizes = {name: p.ndim for name, p in self.module.named_parameters()}
-        families["all biases"] = [name for name in names if name.endswith("bias")]
-        families["all vectors"] = [name for name in names if sizes[name] < 2]
-        distinct: dict[tuple[str, ...], str] = {}
+        for name in parameters:
+            for title in _titles(name):
+                families.setdefault(title, []).append(name)
+        families["all biases"] = [name for name in parameters if name.endswith("bias")]
+        families["all vectors"] = [name for name, p in parameters.items() if p.ndim < 2]
+        titles: dict[tuple[str, ...], str] = {}  # the first one of the same members
         for title, members in families.items():
-            if "*" in title or title.startswith("all "):
-                distinct.setdefault(tuple(members), title)
+            titles.setdefault(tuple(members), title)
         kept = {
             title: list(members)
-            for members, title in distinct.items()
-            if 0 < len(members) < len(names)
+            for members, title in titles.items()
+            if 0 < len(members) < len(parameters)
         }
         return dict(itertools.islice(kept.items(), MOST_FAMILIES))
 
@@ -159,6 +155,19 @@ class Probe:
         for hook in hooks:
             hook.remove()
         return [path for path, ids in inputs.items() if _is_range(ids)]
+
+
+def _titles(name: str) -> list[str]:
+    """The families of a parameter of a block, with stars for numbers.
+
+    Those of layers.3.attention.wq are layers.*.attention and layers.*.attention.wq.
+    Parameters outside of blocks have none.
+    """
+    parts = starred(name).split(".")
+    if "*" not in parts:
+        return []
+    shortest = parts.index("*") + 2
+    return [".".join(parts[:end]) for end in range(shortest, len(parts) + 1)]
 
 
 Rule = Callable[[Loop, Probe], Iterator[Hypothesis]]

@@ -83,7 +83,9 @@ def parametrise(
     subject = subject_of(
         build, optimiser, batch, whole(seed, "seed", least=0), base_width=sizes[0]
     )
-    given = {}
+    own_rates = {}
     if subject.make is not None:  # the rates of its updates are not known apart
-        given = dict.fromkeys(subject.shapes(sizes[0], None), 0.0)
-    return derive(subject, subject.graphs, sizes, draws, given=given, progress=progress)
+        own_rates = dict.fromkeys(subject.shapes(sizes[0], None), 0.0)
+    return derive(
+        subject, subject.graphs, sizes, draws, own_rates=own_rates, progress=progress
+    )

@@ -42,12 +42,12 @@ class OfJax:
         content = content_of_file(path)
         check_optimiser(content.optimiser, optimiser, str(path))
         family = FAMILIES[content.optimiser]
-        found = functions_of_source(source_of(content, family, "arrays", {}))
+        written = functions_of_source(source_of(content, family, "arrays", {}))
         base = content.base_width
         return Written(
-            initialise=lambda params, _: found.initialise(params, base),
-            scale_outputs=lambda params, _: found.scale_outputs(params, base),
-            optimiser=lambda params, lr, _: found.optimiser(params, lr, base),
+            initialise=lambda params, _: written.initialise(params, base),
+            scale_outputs=lambda params, _: written.scale_outputs(params, base),
+            optimiser=lambda params, lr, _: written.optimiser(params, lr, base),
         )
 
     @staticmethod

@@ -85,23 +85,23 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
     by_branch = _backward(by_output, branches, matrices, share)
 
     # the step of Adam on the first matrix of branch 2
-    before, inner = branches[1]
-    inner_matrix, outer_matrix = matrices[1]
+    before, hidden = branches[1]
+    w_in, w_out = matrices[1]
     active = np.maximum(before, 0)
-    by_inner = share * GAIN * (by_branch @ outer_matrix) * (inner > 0)
-    gradient = GAIN * (by_inner.T @ active)
+    by_hidden = share * GAIN * (by_branch @ w_out) * (hidden > 0)
+    gradient = GAIN * (by_hidden.T @ active)
     rate = RATE * (depth / 2) ** (alpha - 1)
     eps = EPS * (depth / 2) ** -alpha
     change = -rate * gradient / (np.abs(gradient) + eps)
 
     # the first coordinate of the branch for the first input, before and after the step
-    outer_row = outer_matrix[0]
-    h_0 = GAIN * outer_row @ np.maximum(inner[0], 0)
-    changed_inner = GAIN * (inner_matrix + change) @ active[0]
-    h_1 = GAIN * outer_row @ np.maximum(changed_inner, 0)
+    row_of_w_out = w_out[0]
+    h_0 = GAIN * row_of_w_out @ np.maximum(hidden[0], 0)
+    changed_hidden = GAIN * (w_in + change) @ active[0]
+    h_1 = GAIN * row_of_w_out @ np.maximum(changed_hidden, 0)
 
     # its linearisations h_0 + d, by all entries of the change or only its first row
-    slope = GAIN**2 * np.outer(outer_row * (inner[0] > 0), active[0])
+    slope = GAIN**2 * np.outer(row_of_w_out * (hidden[0] > 0), active[0])
     by_all_entries = h_0 + np.sum(change * slope)
     by_first_row = h_0 + np.sum(change[0] * slope)
     return Distance(
@@ -116,7 +116,7 @@ class _Branch(NamedTuple):
     """
 
     before: Array  # x, the stream before it
-    inner: Array  # W₁ relu(x)
+    hidden: Array  # W₁ relu(x)
 
 
 def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Branch]]:
@@ -127,9 +127,9 @@ def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Bran
     """
     branches = []
     for w_in, w_out in matrices:
-        inner = GAIN * np.maximum(x, 0) @ w_in.T
-        branches.append(_Branch(x, inner))
-        x = x + share * GAIN * np.maximum(inner, 0) @ w_out.T
+        hidden = GAIN * np.maximum(x, 0) @ w_in.T
+        branches.append(_Branch(x, hidden))
+        x = x + share * GAIN * np.maximum(hidden, 0) @ w_out.T
     return x, branches
 
 
@@ -149,10 +149,10 @@ def _backward(
     """The gradient by the stream after branch 2, from that after all branches."""
     gradient = by_output
     for k in range(len(branches) - 1, 1, -1):
-        before, inner = branches[k]
+        before, hidden = branches[k]
         w_in, w_out = matrices[k]
-        by_inner = share * GAIN * (gradient @ w_out) * (inner > 0)
-        gradient = gradient + GAIN * (by_inner @ w_in) * (before > 0)
+        by_hidden = share * GAIN * (gradient @ w_out) * (hidden > 0)
+        gradient = gradient + GAIN * (by_hidden @ w_in) * (before > 0)
     return gradient
 
 

@@ -76,9 +76,9 @@ def network(order: str, tokens: int, blocks: int, width: int) -> Program:
         return block(x, attend, feed, norm, order=ORDERS[order]).output
 
     streams = stream(norm(ns.gaussian(width, tokens)), next_block, blocks)
-    inner = [streams[number] for number in BLOCKS if number <= blocks]
-    states = squares(inner)
-    gradients = ns.grad(readout(norm(streams[-1])), inner)
+    measured = [streams[number] for number in BLOCKS if number <= blocks]
+    states = squares(measured)
+    gradients = ns.grad(readout(norm(streams[-1])), measured)
     return Program((states, squares(gradients)))
 
 
@@ -105,8 +105,8 @@ def perceptron(order: str, last_norm: bool, width: int) -> Program:
     x = ns.gaussian(width, 1)
     products = []
     for factor in FACTORS:
-        inner = ns.weight(4 * width, width, std=factor * math.sqrt(2))
-        h = ns.relu(inner @ norm(x))
+        w_in = ns.weight(4 * width, width, std=factor * math.sqrt(2))
+        h = ns.relu(w_in @ norm(x))
         a = ns.weight(width, 4 * width) @ h
         branch = norm(a) if order == "Peri-LN" else a
         output = x + branch

@@ -68,8 +68,8 @@ def gradients(norm: str, with_attention: bool, depth: int) -> Program:
 
     tokens = ns.gaussian(WIDTH, TOKENS, cov=(1 - COSINE) * np.eye(TOKENS) + COSINE)
     streams = stream(tokens, next_block, depth + 1)
-    inner = [streams[number] for number in BLOCKS if number <= depth]
-    return Program(squares(ns.grad(readout(streams[-1]), inner)))
+    measured = [streams[number] for number in BLOCKS if number <= depth]
+    return Program(squares(ns.grad(readout(streams[-1]), measured)))
 
 
 def growth(

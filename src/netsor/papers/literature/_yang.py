@@ -123,11 +123,11 @@ class _Block(NamedTuple):
 
     before: Array  # the kernel of x
     mix: Array
-    inner: Array  # factors of the first norm
+    first_norm: Array  # factors of the first norm
     z: Array  # the kernel of z
     active: Array  # E[φ(u)φ(u')]
     slope: Array  # E[φ'(u)φ'(u')]
-    outer: Array  # factors of the second norm
+    second_norm: Array  # factors of the second norm
 
 
 def tangent(kernel: Array, depth: int) -> Array:
@@ -140,18 +140,18 @@ def tangent(kernel: Array, depth: int) -> Array:
     blocks = []
     for _ in range(depth):
         mix = _mix(kernel, HALVES, causal=False)
-        z, inner = _normed(mix @ kernel @ mix.T)
+        z, first_norm = _normed(mix @ kernel @ mix.T)
         active, slope = _relu(z)
-        after, outer = _normed(z + active)
+        after, second_norm = _normed(z + active)
         blocks.append(
             _Block(
                 before=kernel,
                 mix=mix,
-                inner=inner,
+                first_norm=first_norm,
                 z=z,
                 active=active,
                 slope=slope,
-                outer=outer,
+                second_norm=second_norm,
             )
         )
         kernel = after
@@ -162,13 +162,13 @@ def tangent(kernel: Array, depth: int) -> Array:
     total = kernel * back  # the part of the readout
     for block in reversed(blocks):
         # by the sum before the second norm, and by W¹ z + b¹
-        by_sum = np.outer(block.outer, block.outer) * back
-        by_inner = by_sum * block.slope
+        by_sum = np.outer(block.second_norm, block.second_norm) * back
+        by_hidden = by_sum * block.slope
         # by the sum before the first norm, and by k = U x
-        by_mixed = np.outer(block.inner, block.inner) * (by_sum + by_inner)
+        by_mixed = np.outer(block.first_norm, block.first_norm) * (by_sum + by_hidden)
         back = block.mix.T @ by_mixed @ block.mix
         total = total + by_sum * block.active  # the part of W²
-        total = total + by_inner * block.z  # of W¹
+        total = total + by_hidden * block.z  # of W¹
         total = total + back * block.before  # of U; as σ = 1, `back` is by U x and by x
     # sum over the tokens of both sequences
     starts = [start for start, _ in HALVES]
@@ -197,11 +197,11 @@ def tangent_program(depth: int, width: float) -> Any:
     weights = []
     for layer in range(depth):
         u = weight(N, N if layer else 3)
-        inner = weight(N, N)
-        outer = weight(N, N)
-        weights += [u, inner, outer]
+        w_in = weight(N, N)
+        w_out = weight(N, N)
+        weights += [u, w_in, w_out]
         z = layer_norm(_attended(u @ x, HALVES, mask=None), eps=0.0, gain=gain)
-        x = layer_norm(z + outer @ relu(inner @ z), eps=0.0, gain=gain)
+        x = layer_norm(z + w_out @ relu(w_in @ z), eps=0.0, gain=gain)
     r = gaussian(N)
     outputs = [dot(r, x[start:stop]).mean() for start, stop in HALVES]
     return ntk(stack(outputs), weights=[*weights, r])

@@ -134,7 +134,7 @@ def parametrise(
         Graphs(subject),
         sizes,
         draws,
-        given=_given_exponents(subject, sizes),
+        own_rates=_exponents_of_own_rates(subject, sizes),
         progress=progress,
         depths=None if layers is None else TorchDepths(subject, layers, 2 * draws),
         branch_power=branch_power,
@@ -157,7 +157,9 @@ def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) ->
     )
 
 
-def _given_exponents(subject: TorchSubject, widths: Sequence[int]) -> dict[str, float]:
+def _exponents_of_own_rates(
+    subject: TorchSubject, widths: Sequence[int]
+) -> dict[str, float]:
     """The exponents of the learning rates of the optimiser of the user."""
     if subject.make is None:
         return {}

@@ -39,13 +39,13 @@ def functions_of_python(
     """
     try:
         module = executed(path.read_text(encoding="utf-8"))
-        found = functions_in(module)
+        functions = functions_in(module)
     except Exception as error:  # of any kind: the file is the user's
         raise unreadable_file(path, error) from None
     of_rule = module.__dict__.get("OPTIMISER", optimiser)
     check_optimiser(of_rule, optimiser, str(path))
     base = module.__dict__.get("BASE_WIDTH", width)
-    return found if base is None else _with_base(found, base, str(path))
+    return functions if base is None else _with_base(functions, base, str(path))
 
 
 def rule_functions(rule: Any, optimiser: str, width: int) -> Functions:
@@ -73,11 +73,11 @@ def rule_functions(rule: Any, optimiser: str, width: int) -> Functions:
 
 def functions_of_content(content: FileContent) -> Functions:
     """The functions of a rule, with its own base for every other one."""
-    found = functions_of(source_of(content))
-    return _with_base(found, content.base_width, content.module)
+    functions = functions_of(source_of(content))
+    return _with_base(functions, content.base_width, content.module)
 
 
-def _with_base(found: Functions, base: int, source: str) -> Functions:
+def _with_base(functions: Functions, base: int, source: str) -> Functions:
     """The functions of a rule at its own base, whatever base they are called with."""
 
     def applied(function: Callable[..., Any], module: Any, *numbers: float) -> Any:
@@ -93,7 +93,7 @@ def _with_base(found: Functions, base: int, source: str) -> Functions:
             ) from None
 
     return Functions(
-        initialise=lambda module, *_: applied(found.initialise, module),
-        scale_outputs=lambda module, *_: applied(found.scale_outputs, module),
-        param_groups=lambda module, lr, *_: applied(found.param_groups, module, lr),
+        initialise=lambda module, *_: applied(functions.initialise, module),
+        scale_outputs=lambda module, *_: applied(functions.scale_outputs, module),
+        param_groups=lambda module, lr, *_: applied(functions.param_groups, module, lr),
     )
