@@ -711,6 +711,7 @@ _NAMES = {
     "netsor.torch._run_batches": ("Batch as LoopBatch",),
     "netsor.checks._run_check": (
         "Departures",
+        "RunLaw",
         "seeds_of",
         "train as runs_of_loop",
         "words as run_words",

@@ -8,6 +8,7 @@ import math
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ import netsor as ns  # noqa: E402
 from tests.internals import (  # noqa: E402
     Departures,
     LoopBatch,
+    RunLaw,
     band_given,
     enough_runs,
     half_width,
@@ -135,6 +137,31 @@ def test_band_given_other_numbers_is_left_as_seldom_as_it_says():
     assert 1e-5 < np.mean(outside) < level
     alone = run_band(values, level)
     assert np.mean(widths) < 0.7 * (alone.above + alone.below)
+
+
+def test_norm_of_a_group_is_compared_given_that_of_all():
+    """A share of 0.8 is far from 1, and its norm is inside the band of all runs."""
+    rng = np.random.default_rng(3)
+    total = np.exp(0.3 * rng.standard_normal((64, 2)))
+    share = np.exp(0.01 * rng.standard_normal((64, 2)))
+    values = {"grad_norm": total, "grad_norm/a": share * total, "loss": total}
+    law = RunLaw(
+        name="synthetic",
+        values=values,
+        level=1e-3,
+        tolerance=1e-4,
+        loop=SimpleNamespace(steps=1),
+        seeds=list(range(64)),
+        scaled={name: 1.05 * x[:8] for name, x in values.items()},
+    )
+    log = {"loss": [1.0, 1.0], "grad_norm": [1.0, 1.0], "grad_norm/a": [1.0, 0.8]}
+    check = law.check(log, hypotheses=False)
+    (finding,) = check.findings
+    assert finding.is_given_others
+    assert "given the run's other numbers: 1.25 times too small" in check.verdict
+    low, _, high = check.bands["grad_norm/a"][1]
+    assert low < 0.8 < high
+    assert law.check(log | {"grad_norm/a": [1.0, 1.0]}).ok
 
 
 def test_runs_are_as_many_as_narrow_bands_need():
@@ -1309,6 +1336,31 @@ def test_double_softmax_and_smoothing_are_those_of_the_loss():
         logits = Attends()(IDS)[:, :-1].flatten(0, 1)
         right = change(logits, IDS[:, 1:].flatten()).item()
         assert wrong["loss"][0] == pytest.approx(right, rel=1e-5)
+
+
+def test_gradients_zeroed_before_the_update_move_by_decay_only(of_adam):
+    (found,) = [
+        each
+        for each in possible_mistakes(of_adam.loop)
+        if each.name == "zeroed before the update"
+    ]
+    healthy, wrong = run_of_loop(of_adam.loop, 3), run_of_loop(found.loop, 3)
+    assert wrong["grad_norm"][0] == healthy["grad_norm"][0]
+    assert wrong["grad_norm_clipped"][0] == 0
+    assert wrong["update_norm/rest"][0] == 0  # which has no weight decay
+    assert 0 < wrong["update_norm/decay"][0] < healthy["update_norm/decay"][0]
+
+
+def test_scale_removed_after_clipping_leaves_too_small_gradients(law):
+    departures = Departures({"grad_norm": {0: 1100.0}}, {})
+    (found,) = [
+        each
+        for each in possible_mistakes(law.loop, departures)
+        if each.name == "scale at clipping"
+    ]
+    healthy, wrong = run_of_loop(law.loop, 3), run_of_loop(found.loop, 3)
+    assert wrong["grad_norm"][0] == pytest.approx(1024 * healthy["grad_norm"][0])
+    assert wrong["grad_norm_clipped"][0] == pytest.approx(5 / 1024, rel=1e-4)
 
 
 def test_adam_without_bias_correction_takes_steps_of_its_averages(of_adam):

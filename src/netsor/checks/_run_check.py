@@ -198,8 +198,8 @@ class RunFinding:
     low, high, expected : float
         The band, and its centre.
     is_given_others : bool
-        Whether the band is that of runs with the same numbers at earlier steps (and,
-        for a group, in total), not of all runs.
+        Whether the band is that of runs with the same total norm, and the same norms of
+        the group at earlier steps, not of all runs.
 
     Examples
     --------
@@ -587,20 +587,20 @@ class RunLaw:
     def _predicted(self, logged: RunLog) -> list[Predicted]:
         """The numbers that others of the same run predict better than their law does.
 
-        Those are the same quantity at earlier steps and, for a group, that of all
-        groups at the same step.
+        They are those of groups, given the number of all groups at the same step, and
+        that of the group at earlier steps. Numbers of a whole network are not given
+        earlier ones: now and then a healthy run jumps.
         """
         present = compared(logged, self.loop.steps)
         predicted = []
         for name, steps in present.items():
             whole = name.partition("/")[0]
-            for step in sorted(steps):
+            of_all = present.get(whole, {}) if name != whole else {}
+            for step in sorted(set(steps) & set(of_all)):
                 earlier = [(name, k) for k in sorted(steps) if k < step]
-                known = earlier[:1] + earlier[1:][-MOST_EARLIER:]
-                if name != whole and step in present.get(whole, {}):
-                    known.append((whole, step))
-                each = Predicted(name, step, tuple(known))
-                if known and self._is_predictable(each):
+                used = earlier[:1] + earlier[1:][-MOST_EARLIER:]
+                each = Predicted(name, step, ((whole, step), *used))
+                if self._is_predictable(each):
                     predicted.append(each)
         return predicted
 

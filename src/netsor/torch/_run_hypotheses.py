@@ -260,6 +260,7 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             yield Hypothesis(
                 f"clipped by {form}", question, replace(loop, clip_form=form)
             )
+    yield from _of_clipped_scale(loop, probe)
     for name in probe.groups() if loop.clip is not None else ():
         yield Hypothesis(
             "one group clipped",
@@ -267,6 +268,27 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             replace(loop, clip_form=f"only {name}"),
             cost=RARE,
         )
+
+
+def _of_clipped_scale(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
+    """A scale of the loss that is removed after clipping, not before."""
+    clipped = probe.departures.first(CLIPPED)
+    norms = probe.departures.first(GRADIENT)
+    scales = [norms, None if clipped is None else 1 / clipped]
+    if loop.clip is None:
+        return
+    for scale in dict.fromkeys(2 ** round(math.log2(x)) for x in scales if x):
+        if scale > 1:
+            yield Hypothesis(
+                "scale at clipping",
+                f"are gradients clipped while a loss scale, of {scale}, is still in"
+                " them: does GradScaler.unscale_ come after clipping?",
+                replace(
+                    loop,
+                    gradient_factor=float(scale),
+                    scale_at_clipping=float(scale),
+                ),
+            )
 
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -295,6 +317,7 @@ def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "labels of other sequences",
             "are labels those of other sequences, such as after a shuffle?",
             replace(loop, of_batch=_labels_of_other_rows),
+            cost=RARE,
         )
 
 

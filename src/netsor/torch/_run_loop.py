@@ -69,7 +69,8 @@ class Loop(TrainingLoop):
         Whether a step averages over all labels of its passes, not over the passes.
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never"; "held":
-        at each step, those of the parameters that the optimiser holds.
+        at each step, those of the parameters that the optimiser holds; "before": at
+        each step, before the optimiser uses them.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
         "late": the first learning rate is 0, and the schedule begins at step 1;
@@ -85,6 +86,9 @@ class Loop(TrainingLoop):
     clip_form : str
         What is clipped: the norm of "all" gradients, of "each" one, of each "group" or
         "only" one group, each "value", or all by the "largest" entry.
+    scale_at_clipping : float
+        By what gradients are too large when they are clipped; they are divided by it
+        afterwards.
     of_gradients : callable
         It changes the gradients of the groups after the passes of a step.
     first_alone : float
@@ -112,6 +116,7 @@ class Loop(TrainingLoop):
     weight: Callable[[Batch], float] | None = None
     clip_each_pass: bool = False
     clip_form: str = "all"
+    scale_at_clipping: float = 1.0
     of_gradients: Callable[[Mapping[str, Sequence[Any]]], None] = _unchanged
     first_alone: float = 0.0
     logged_weights: str = "current"
@@ -227,8 +232,7 @@ def _step(
     row[GRADIENT] = gradient_norm(parameters)
     for name, members in groups.items():
         row[f"{GRADIENT}/{name}"] = gradient_norm(members)
-    if loop.clip is not None:
-        _clip(loop.clip_form, loop.clip, parameters, groups)
+    _prepare_gradients(loop, parameters, groups)
     row[CLIPPED] = gradient_norm(parameters)
     row[PARAMETERS] = norm(parameters)
     before = [p.detach().clone() for p in parameters]
@@ -241,11 +245,23 @@ def _step(
         row[f"{UPDATE}/{name}"] = norm(
             [updates[id(p)] for p in members if id(p) in updates]
         )
-    if loop.zero == "step":
+    if loop.zero in ("step", "before"):
         module.zero_grad(set_to_none=True)
     if loop.zero == "held":
         setup.zero_grad()
     return row
+
+
+def _prepare_gradients(
+    loop: Loop, parameters: Sequence[Any], groups: Mapping[str, Sequence[Any]]
+) -> None:
+    """Clip gradients, and what else happens to them before the optimiser."""
+    factor = 0.0 if loop.zero == "before" else 1 / loop.scale_at_clipping
+    if loop.clip is not None:
+        _clip(loop.clip_form, loop.clip, parameters, groups)
+    for p in parameters if factor != 1 else ():
+        if p.grad is not None:
+            p.grad.mul_(factor)
 
 
 def _clip(

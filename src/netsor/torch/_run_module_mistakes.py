@@ -310,6 +310,18 @@ def of_initialisation(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             f"do {title} keep PyTorch's default initialisation?",
             replace(loop, of_module=_reset_kind(kind)),
         )
+    for title, paths in _initialised(probe).items():
+        yield Hypothesis(
+            "default initialisation",
+            f"does {title} keep PyTorch's default initialisation?",
+            replace(loop, of_module=_reset_parts(paths)),
+            cost=1.0,
+        )
+    yield Hypothesis(
+        "default biases",
+        "do biases keep PyTorch's default initialisation?",
+        replace(loop, of_module=_reset_biases),
+    )
     yield from _of_std(loop, probe)
     yield from _of_residual_std(loop, probe)
     for name in _heads(probe):
@@ -319,6 +331,36 @@ def of_initialisation(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             replace(loop, of_module=_scaled({name: 0.0})),
             cost=RARE,
         )
+
+
+def _initialised(probe: Probe) -> dict[str, list[str]]:
+    """The paths of parts that PyTorch initialises, by their name with stars.
+
+    Shared weights are those of each part that holds them.
+    """
+    families: dict[str, list[str]] = {}
+    for path, part in probe.module.named_modules():
+        if isinstance(part, torch.nn.Embedding | torch.nn.Linear):
+            families.setdefault(starred(path), []).append(path)
+    return dict(list(families.items())[:MOST_FAMILIES])
+
+
+def _reset_parts(paths: Iterable[str]) -> OfModule:
+    """A function that initialises parts as PyTorch does."""
+
+    def of_module(module: Any) -> None:
+        for path in paths:
+            module.get_submodule(path).reset_parameters()
+
+    return of_module
+
+
+def _reset_biases(module: Any) -> None:
+    """Initialise the biases of linear layers as PyTorch does."""
+    for part in module.modules():
+        if isinstance(part, torch.nn.Linear) and part.bias is not None:
+            bound = 1 / math.sqrt(part.in_features)
+            torch.nn.init.uniform_(part.bias, -bound, bound)
 
 
 def _of_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
@@ -365,6 +407,14 @@ def _of_residual_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         for name, std in stds.items()
         if std > 0 and largest / std > LEAST_SCALING
     }
+    ends = _ends_of_blocks(probe)
+    if ends:
+        yield Hypothesis(
+            "zero projections",
+            "do projections into the residual stream begin with zeros?",
+            replace(loop, of_module=_scaled(dict.fromkeys(ends, 0.0))),
+            cost=RARE,
+        )
     if factors:
         yield Hypothesis(
             "residual standard deviation",
@@ -374,7 +424,6 @@ def _of_residual_std(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         )
         return
     blocks = len(probe.blocks())
-    ends = _ends_of_blocks(probe)
     if blocks and ends:
         yield Hypothesis(
             "residual standard deviation",
@@ -610,6 +659,11 @@ def of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "all but the last frozen",
             f"is all but {parts[-1]} frozen, as under torch.no_grad()?",
             replace(loop, of_optimiser=frozen(parts[:-1])),
+        )
+        yield Hypothesis(
+            "all but the last left out",
+            f"does the optimiser hold the parameters of {parts[-1]} only?",
+            replace(loop, of_optimiser=_left_out(parts[:-1]), zero="held"),
         )
     for title, names in list(probe.families().items())[:MOST_FAMILIES]:
         verb = "are" if title.startswith("all ") else "is"

@@ -44,6 +44,11 @@ def of_updates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         replace(loop, updates=0),
     )
     yield Hypothesis(
+        "zeroed before the update",
+        "are gradients zeroed before the optimiser uses them?",
+        replace(loop, zero="before"),
+    )
+    yield Hypothesis(
         "other parameters",
         "does the optimiser hold other parameters, such as those of a copy, so that it"
         " neither updates nor zeroes the gradients of these?",
