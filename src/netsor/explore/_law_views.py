@@ -374,7 +374,8 @@ def _slider(name: str, value: float) -> Slider:
     """
     if isinstance(value, int):
         least = 1 if value > 0 else 4 * value
-        return Slider(name=name, start=value, low=least, high=max(4 * value, 8), step=1)
+        most = max(4 * value, 8)
+        return Slider(name=name, start=value, low=least, high=most, step=1)
     size = abs(value) if value else 1.0
     low = 0.0 if value >= 0 else -4 * size
     return Slider(name=name, start=value, low=low, high=4 * size, step=size / 20)

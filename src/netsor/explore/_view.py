@@ -301,32 +301,16 @@ class _DrawnCurve(NamedTuple):
 def _positions(panel: Panel) -> dict[str, Any]:
     """The positions of everything in an image, in SVG units."""
     drawing = _Drawing(panel)
-    left, right, bottom, top = drawing.ends
-    curves = []
-    for curve in panel.curves:
-        x, y = drawing.line(curve)
-        drawn = _DrawnCurve(
-            label=curve.label,
-            look=curve.look,
-            line=_path(x, y),
-            band=drawing.band(curve),
-            point=(x[0], y[0]) if len(x) == 1 else None,
-        )
-        curves.append(drawn)
-    ticks_x = [(drawing.x(mark), _tick(mark)) for mark in ticks(left, right)]
-    marks = decades(bottom, top) if panel.log else ticks(bottom, top, 4)
-    ticks_y = []
-    for mark in marks:
-        label = _tick(10**mark if panel.log else mark)
-        ticks_y.append((drawing.y(mark), label))
-    entries = []
+    curves = [_drawn(drawing, curve) for curve in panel.curves]
+    entries: list[float] = []  # of the legend: the heights of their lines
     if panel.legend:
-        for k in range(len(curves)):
-            entries.append(round(ABOVE + LINE * (k - 0.2) + 6, 1))
+        first = ABOVE - 0.2 * LINE + 6
+        entries = [round(first + LINE * k, 1) for k in range(len(curves))]
+    left, right, _, _ = drawing.ends
     return {
         "curves": curves,
-        "ticks_x": ticks_x,
-        "ticks_y": ticks_y,
+        "ticks_x": [(drawing.x(mark), _tick(mark)) for mark in ticks(left, right)],
+        "ticks_y": _vertical_ticks(drawing),
         "box": {
             "left": LEFT,
             "right": WIDE - RIGHT,
@@ -336,6 +320,30 @@ def _positions(panel: Panel) -> dict[str, Any]:
         "size": (WIDE, round(drawing.floor + BELOW)),
         "entries": entries,
     }
+
+
+def _drawn(drawing: _Drawing, curve: Curve) -> _DrawnCurve:
+    """A curve of a panel, in SVG units."""
+    x, y = drawing.line(curve)
+    return _DrawnCurve(
+        label=curve.label,
+        look=curve.look,
+        line=_path(x, y),
+        band=drawing.band(curve),
+        point=(x[0], y[0]) if len(x) == 1 else None,
+    )
+
+
+def _vertical_ticks(drawing: _Drawing) -> list[tuple[float, str]]:
+    """The heights of the ticks of a vertical axis, and their labels.
+
+    On a logarithmic axis marks are logarithms to base 10.
+    """
+    _, _, bottom, top = drawing.ends
+    if drawing.panel.log:
+        marks = decades(bottom, top)
+        return [(drawing.y(mark), _tick(10**mark)) for mark in marks]
+    return [(drawing.y(mark), _tick(mark)) for mark in ticks(bottom, top, 4)]
 
 
 def _tick(number: float) -> str:

@@ -404,45 +404,8 @@ def width_needed(
     allowed, of = checked(tolerance, of)
     name, law = _growing(net, width, others, draws, seed=chosen_seed(seed, rng))
     limit = law(inf)
-    differences: dict[int, Estimate] = {}
-
-    def difference_at(n: int) -> Estimate:
-        """The difference at a width, which is computed once."""
-        if n not in differences:
-            differences[n] = difference(law(n), limit, of)
-        return differences[n]
-
-    def is_above(n: int) -> bool:
-        """Whether the difference is certainly above the tolerance."""
-        gap = difference_at(n)
-        return bool(gap.value - SURE * gap.error >= allowed)
-
-    def is_below(n: int) -> bool:
-        """Whether the difference is certainly below the tolerance."""
-        gap = difference_at(n)
-        return not is_above(n) and bool(gap.value + SURE * gap.error <= allowed)
-
-    # `high` is the smallest width known to be below, `low` the largest known to be
-    # above: first among doubled and halved guesses, then by bisection. Widths between
-    # them, where neither is certain, are tried last.
-    doubled, halved = _widths_to_try(_start(limit, of, allowed))
-    high: float = inf
-    for n in doubled:
-        if is_below(n):
-            high = n
-            break
-    low = LEAST - 1
-    for n in (*reversed(doubled), *halved):
-        if n < high and is_above(n):
-            low = n
-            break
-    # the search for `low` may have tried smaller widths that are below
-    for n in list(differences):
-        if low < n < high and is_below(n):
-            high = n
-    if low >= LEAST and high < inf:
-        low = _end(low, int(high), is_above)
-        high = _end(int(high), low, is_below)
+    search = _WidthSearch(law, limit, of, allowed)
+    low, high = search.interval(_start(limit, of, allowed))
     return WidthNeeded(
         name=net.name,
         width=name,
@@ -450,8 +413,59 @@ def width_needed(
         tolerance=allowed,
         low=low,
         high=high,
-        differences=differences,
+        differences=search.differences,
     )
+
+
+class _WidthSearch:
+    """Differences from the limit at several widths, each computed once."""
+
+    def __init__(
+        self,
+        law: Callable[[float], Law],
+        limit: Law,
+        of: str | float,
+        tolerance: float,
+    ) -> None:
+        self._law, self._limit = law, limit
+        self._of, self._tolerance = of, tolerance
+        self.differences: dict[int, Estimate] = {}
+
+    def _difference(self, n: int) -> Estimate:
+        """The difference at a width."""
+        if n not in self.differences:
+            self.differences[n] = difference(self._law(n), self._limit, self._of)
+        return self.differences[n]
+
+    def is_above(self, n: int) -> bool:
+        """Whether the difference is certainly above the tolerance."""
+        gap = self._difference(n)
+        return bool(gap.value - SURE * gap.error >= self._tolerance)
+
+    def is_below(self, n: int) -> bool:
+        """Whether the difference is certainly below the tolerance."""
+        gap = self._difference(n)
+        is_sure = bool(gap.value + SURE * gap.error <= self._tolerance)
+        return is_sure and not self.is_above(n)
+
+    def interval(self, start: int) -> tuple[int, float]:
+        """The largest width known to be above, and the smallest known to be below.
+
+        They are searched first among doubled and halved guesses from `start`, then by
+        bisection. Widths between them, where neither is certain, are tried last.
+        """
+        doubled, halved = _widths_to_try(start)
+        high: float = next(filter(self.is_below, doubled), inf)
+        decreasing = (n for n in (*reversed(doubled), *halved) if n < high)
+        low = next(filter(self.is_above, decreasing), LEAST - 1)
+        # the search for `low` may have tried smaller widths that are below
+        for n in list(self.differences):
+            if low < n < high and self.is_below(n):
+                high = n
+        if low >= LEAST and high < inf:
+            low = _end(low, int(high), self.is_above)
+            high = _end(int(high), low, self.is_below)
+        return low, high
 
 
 def checked(tolerance: float, of: str | float) -> tuple[float, str | float]:

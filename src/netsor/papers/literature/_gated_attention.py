@@ -58,10 +58,12 @@ def sigma(fan_in: int) -> float:
 def gate_square(width: int) -> float:
     """E σ(z)² of gates, their factor on the square of attention's output.
 
-    It is computed by Gauss–Hermite quadrature.
+    z has the standard deviation `sigma(width)`. The mean is computed by Gauss–Hermite
+    quadrature.
     """
     nodes, weights = np.polynomial.hermite_e.hermegauss(80)
-    return float(weights @ (1 + np.exp(-sigma(width) * nodes)) ** -2 / weights.sum())
+    gates = 1 / (1 + np.exp(-sigma(width) * nodes))
+    return float(weights @ gates**2 / weights.sum())
 
 
 def attend(q: Any, k: Any, v: Any) -> Any:
