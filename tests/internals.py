@@ -745,6 +745,7 @@ _MODULES = (
     "netsor.engine.closed_form._diverging_scores",
     "netsor.engine.closed_form._relu_sign_patterns",
     "netsor.engine.closed_form._very_wide",
+    "netsor.engine.expect._hermite_series",
     "netsor.engine.expect._multivariate",
     "netsor.engine.linalg._psd_cholesky",
     "netsor.engine.lower as lowering",

@@ -130,6 +130,18 @@ def test_more_experts_than_counted_raise_an_error():
         root(np.eye(2)[None], np.ones((1, 3, 2)), np.zeros((1, 4, 5)))
 
 
+def test_tokens_that_are_zero_may_choose_all_experts():
+    """All outputs of a router are equal for them, and so are their gates."""
+    x = np.array([1.0, 0.0, 1.0, 1.0]) * ns.gaussian(WIDTH, TOKENS)
+    logits = ns.dot(x, ns.gaussian(WIDTH, EXPERTS))
+    gates = ns.apply(top, ns.softmax(logits), axes=1).transpose()
+    y = mixture(x, gates)
+    assert is_applied([ns.mean_dot(y, y)])
+    draws = ns.Program(ns.mean_dot(y, y)).draw(draws=200, rng=1, progress=False)
+    assert abs(draws[:, 1]).max() < 1e-12
+    assert (draws[:, 0, 0] > 0).all()
+
+
 def test_draws_do_not_depend_on_their_number():
     net = ns.Program(stream(layers=1))
     few = net.draw(draws=10, rng=1, progress=False)

@@ -6,7 +6,14 @@ import numpy as np
 import pytest
 from scipy import special
 
-from tests.internals import BatchedFunction, Function, activations, kernel, moments
+from tests.internals import (
+    BatchedFunction,
+    Function,
+    _hermite_series,
+    activations,
+    kernel,
+    moments,
+)
 
 from ..keep import keep
 from . import quadrature
@@ -390,3 +397,18 @@ def test_moments(f):
         assert error[0] < 1e-11 * max(1.0, std)
     mean, slope, _ = moments(BatchedFunction(f, np.array([[0.3]])), np.zeros((1, 1, 1)))
     assert (mean[0], slope[0, 0]) == (float(f(np.array([0.3]))[0]), 0.0)
+
+
+def test_coefficients_have_the_same_bits_in_blocks_of_any_size(monkeypatch):
+    """Rows of a function with a kink have panels of their own, and are computed in
+    blocks that fit in a cache.
+    """
+    rng = np.random.default_rng(4)
+    x = BatchedFunction(OWN[0][0], rng.standard_normal((1, 7)))
+    variances = rng.uniform(0.5, 2.0, (7, 1, 1))
+    bits = set()
+    for nodes in (1, 2**12, 2**20):
+        monkeypatch.setattr(_hermite_series, "CACHED_NODES", nodes)
+        mean, slope, _ = moments(x, variances)
+        bits.add((mean.tobytes(), slope.tobytes()))
+    assert len(bits) == 1

@@ -49,6 +49,26 @@ def residual(layers, width=64):
     return ns.Program(x), {"n": width}
 
 
+def linear(layers, width=200):
+    """Without coordinates; vectors of before and after the blocks are outputs."""
+    first = ns.gaussian(n, 4)
+    x = first
+    for _ in range(layers):
+        x = ns.rms_norm(x + ns.weight(n, n) @ x, eps=1e-3)
+    return ns.Program((x, first, ns.mean_dot(x, first))), {"n": width}
+
+
+def kept_vectors(layers, width=500):
+    """Early vectors are outputs: their coordinates change whenever a frame does."""
+    x = ns.gaussian(n, 4)
+    early = []
+    for k in range(layers):
+        x = ns.rms_norm(x + ns.weight(n, n) @ x, eps=1e-3)
+        if k < 2:
+            early.append(x)
+    return ns.Program((x, *early)), {"n": width}
+
+
 def model(name, layers, **fields):
     small = read(name).replace(
         layers=layers, width=32, heads=4, hidden=24, vocabulary=60, **fields
@@ -62,6 +82,7 @@ CASES = {
     "wide": lambda: decoder(34, width=5000),
     "one block a loop": lambda: encoder(35),
     "vectors": lambda: residual(36),
+    "full frames": lambda: linear(36, width=20),
     "GPT-2": lambda: model("gpt2", 34),
     "Llama": lambda: model("llama-3-8b", 33, groups=2),
     "blocks in pairs": lambda: model("gemma-2-9b", 64, groups=2),
@@ -107,6 +128,8 @@ def trained(layers):
 
 
 IRREGULAR = {
+    "early vectors": lambda: linear(36),
+    "two early vectors": lambda: kept_vectors(36),
     "shared matrix": lambda: shared_matrix(36),
     "read at the end": lambda: read_at_the_end(36),
     "numbered": lambda: numbered(36),

@@ -273,7 +273,9 @@ def test_errors_of_quantiles_far_from_a_jump():
 @pytest.mark.parametrize(
     "kind", [lambda draws: ns.Mixture(draws, 0.0, ORIGIN), ns.Empirical]
 )
-@pytest.mark.parametrize("truth", [stats.expon(), stats.uniform()])
+@pytest.mark.parametrize(
+    "truth", [stats.expon(), pytest.param(stats.uniform(), marks=pytest.mark.slow)]
+)
 def test_errors_of_densities_at_an_edge(kind, truth):
     """Kernels lose half of the density there, which narrower ones show."""
     found = [
@@ -324,7 +326,9 @@ def test_errors_of_densities_at_cusps_count_the_noise_of_their_bias(truth, peak)
 @pytest.mark.parametrize(
     "kind", [lambda draws: ns.Mixture(draws, 0.0, ORIGIN), ns.Empirical]
 )
-@pytest.mark.parametrize("truth", [stats.expon(), stats.uniform()])
+@pytest.mark.parametrize(
+    "truth", [stats.expon(), pytest.param(stats.uniform(), marks=pytest.mark.slow)]
+)
 def test_errors_of_entropies_and_divergences_with_an_edge(kind, truth):
     """The bias of kernels is proportional to h there, not to h²: the change to twice
     the variance is 0.41 of it.

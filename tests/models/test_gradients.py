@@ -131,7 +131,7 @@ def test_gradients_match_law_of_plain_numpy(name):
     """Kolmogorov–Smirnov, level 1e-4 for all quantities of a model together; width
     8.
     """
-    model, draws = own(name), 300 if name in DEFAULT else 1000
+    model, draws = own(name), 200 if name in DEFAULT else 1000
     probes = model.probes(ids=IDS, gradients=True)
     ours = probes.measure(draws, progress=False, workers=1)
     rng = np.random.default_rng(0)

@@ -153,7 +153,7 @@ def test_the_command_takes_jax_models(tmp_path):
     (tmp_path / "mine.py").write_text(
         "from tests.peers.test_jax_parametrise import build\n"
     )
-    options = ("parametrise", "mine.py:build", "--widths", "32,64", "--draws", "2")
+    options = ("parametrise", "mine.py:build", "--widths", "32,64", "--draws", "3")
     assert "wrote mup_build.py" in netsor(*options, cwd=tmp_path).stdout
     assert "optax.multi_transform" in (tmp_path / "mup_build.py").read_text()
     refused = netsor(*options, "--overwrite", "--depths", "1,2", cwd=tmp_path)

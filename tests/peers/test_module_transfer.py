@@ -205,15 +205,21 @@ def test_own_optimiser():
 
 
 def test_rule_transfers_and_one_rate_does_not():
-    """Five steps: the best rate falls with the width without the rule."""
-    options = {"widths": [32, 64, 128], "lr": None, "batch": None}
+    """Five steps: without the rule the best rate falls with the width, tenfold from 32
+    to 256; with it, it stays within a factor √2.
+
+    The tokens are random, so that some have two targets: the loss of `batch` falls to
+    0, up to the rate at which training diverges, and has no other best rate.
+    """
+    options = {"widths": [32, 64, 128, 256], "lr": None, "batch": None}
     found = sweep(["sp", derived()], steps=5, draws=8, **options)
     assert found["sp"].verdict.startswith("shifts")
-    assert not found["derived"].verdict.startswith("shifts")
     best = found["derived"]
-    assert abs(math.log2(best.best(128).lr / best.best(32).lr)) < 0.75
+    assert not best.verdict.startswith("shifts")
+    for width in (64, 128, 256):
+        assert abs(math.log2(best.best(width).lr / best.best(32).lr)) < 0.5
     one = found["sp"]
-    assert math.log2(one.best(128).lr / one.best(32).lr) < -1.0
+    assert math.log2(one.best(256).lr / one.best(32).lr) < -2.5
 
 
 REFUSED = {

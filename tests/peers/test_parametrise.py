@@ -191,6 +191,12 @@ def test_eps_of_a_scalar_is_undetermined():
     assert rule.to_dict()["parameters"]["blocks.0.scale"]["has_unknown_eps"]
 
 
+def test_width_with_other_operations_is_named():
+    """One head of keys needs no copy; two do."""
+    with pytest.raises(ns.torch.UnsupportedError, match="at width 64 than at width 32"):
+        derive(shallow("experts"), widths=[32, 64])
+
+
 def test_too_few_draws_are_refused():
     with pytest.raises(ValueError, match="draws=2 must be an integer, 3 or more: two"):
         derive(perceptron, draws=2)

@@ -204,6 +204,7 @@ def test_real_training_follows_the_depth(build):
     branches, they do not.
     """
     rule = derive(build)
+    assert rule.depths_of_check == (4, 8, 16, 32)
     changes = {x.path: x for x in rule.check(depths=[2, 4, 8, 16], draws=8)}
     assert not [change for change in changes.values() if change.is_wrong]
     for path in ("norm", "logits"):
@@ -228,6 +229,26 @@ def test_file_follows_the_depth():
     groups = space["param_groups"](model, lr=1.0, base_width=32, base_depth=4)
     eps = {id(p): g["eps"] for g in groups for p in g["params"]}
     assert eps[id(model.layers[7].up.weight)] == pytest.approx(1e-8 / 2 / 2)
+
+
+def test_class_token_behind_branches():
+    """The patches of a ViT reach the class token through random branches only, as
+    L^-1/2 at first: their learning rate is that of an input at every depth. Hooks on
+    rows of the queries do not change the number of layers.
+    """
+    rule = derive(
+        mup_modules.ViT, widths=[32, 64, 128], draws=4, batch=mup_modules.images()
+    )
+    assert "CompleteP" in rule.verdict
+    assert rule.depth.parameters["patches.weight"].after.value < -0.2
+    assert {x.lr.depth for x in rule.parameters.values()} == {0.0}
+    space: dict = {}
+    exec(rule.source(), space)
+    model = mup_modules.ViT(64, depth=8)
+    space["scale_outputs"](model, base_width=32)
+    assert space["depth_of"](model) == 8
+    groups = space["param_groups"](model, lr=1.0, base_width=32)
+    assert sum(len(group["params"]) for group in groups) == len([*model.parameters()])
 
 
 def test_departures_of_an_own_rule():

@@ -18,7 +18,7 @@ from scipy import stats
 from torch.nn import functional
 
 import netsor as ns
-from tests.internals import Argument, ProgramModel, TorchFunction
+from tests.internals import Argument, ProgramModel, TorchFunction, captured
 from tests.internals import DeferredResult as Result
 from tests.internals import DeferredStep as Step
 
@@ -90,6 +90,21 @@ class Logits(torch.nn.Module):
 
     def forward(self, ids):
         return self.model(ids, use_cache=False).logits
+
+
+def test_graph_and_random_numbers_do_not_grow_with_the_number_of_experts(monkeypatch):
+    nodes, numbers = [], []
+    for experts in (4, 24):
+        sizes = {**FAMILIES["qwen3_moe"], "num_experts": experts}
+        monkeypatch.setitem(FAMILIES, "qwen3_moe", sizes)
+        graph = captured(partial(Logits, "qwen3_moe"), (IDS,), {}, None)
+        nodes.append(len(graph.nodes))
+        plan = ns.torch.program(partial(Logits, "qwen3_moe"), IDS).plan()
+        assert "chosen experts" in str(plan)
+        of_experts = [x for x in plan.steps if "chosen experts" in (x.label or "")]
+        numbers.append(sum(step.random_numbers for step in of_experts))
+    assert nodes[0] == nodes[1]
+    assert numbers[0] == numbers[1] == 2 * CHOSEN * IDS.numel() * 2 * 24
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -78,21 +78,16 @@ class Standardised(Embedded):
 
 
 class Infinite(Embedded):
-    """Vectors beside −∞, as in DeepSeek V4."""
+    """Vectors beside −∞, as in DeepSeek V4, and a function of them."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
 
     def forward(self, ids):
         x = self.embed(ids)
         gates = torch.cat([torch.full_like(x[:, :2], -torch.inf), x], 1)
-        return gates.softmax(1)
-
-
-class Low(Embedded):
-    """The remedy of `Infinite`."""
-
-    def forward(self, ids):
-        x = self.embed(ids)
-        gates = torch.cat([torch.full_like(x[:, :2], -1e4), x], 1)
-        return gates.softmax(1)
+        return self.function(gates)
 
 
 class Chosen(Embedded):
@@ -116,7 +111,14 @@ class Chosen(Embedded):
     [
         (Fourier, "fft_fftn.*a Fourier transform mixes coordinates.*transform the"),
         (Standardised, "standardised.*use the weights as they are drawn"),
-        (Infinite, "infinite numbers beside vectors.*fill in a low number"),
+        (
+            lambda: Infinite(lambda x: x.nan_to_num(neginf=0.0)),
+            "of vectors beside infinite numbers: fill in a low number",
+        ),
+        (
+            lambda: Infinite(lambda x: x * (x == -torch.inf)),
+            "of vectors beside infinite numbers: fill in a low number",
+        ),
         (Chosen, "random numbers.*compute all experts for all tokens"),
     ],
 )
@@ -125,8 +127,10 @@ def test_refusal_names_a_remedy(build, message):
         ns.torch.program(build, IDS)
 
 
-def test_softmax_beside_low_numbers_is_read():
-    assert ns.torch.program(Low, IDS).shape == (1, 8)
+def test_softmax_beside_infinite_numbers_is_that_of_the_others():
+    ((real, ours),) = outputs(lambda: Infinite(lambda x: x.softmax(1)), (IDS,))
+    np.testing.assert_allclose(ours, real, atol=1e-6)
+    assert not ours[:, :2].any()
 
 
 def _mixed(x, positions, sign=-1.0):

@@ -58,7 +58,6 @@ def coordinate_check(
     steps: int,
     draws: int,
     named: Callable[[str, tuple[int, ...]], str | None] = lambda path, size: path,
-    tolerance: float = TOLERANCE,
 ) -> list[Change]:
     """How much `steps` steps change the output of every submodule, against `at`.
 
@@ -81,7 +80,7 @@ def coordinate_check(
         if any(len(of_draws) != draws for of_draws in of_sizes):
             continue  # some network lacks this output
         exponent = expected.get(path, 0.0)
-        judged.append(_judged(path, exponent, of_sizes, at, tolerance))
+        judged.append(_judged(path, exponent, of_sizes, at))
     return judged
 
 
@@ -90,7 +89,6 @@ def _judged(
     expected: float,
     draws: Sequence[Floats],
     at: Sequence[float],
-    tolerance: float,
 ) -> Change:
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
@@ -98,12 +96,12 @@ def _judged(
     strict, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
     if strict is None or shown is None:
         return Change(path, expected, None, "does not move")
-    lowest, highest = expected - tolerance, expected + tolerance
+    lowest, highest = expected - TOLERANCE, expected + TOLERANCE
     if strict.exponent.low > highest:
         verdict = GROWS
     elif strict.exponent.high < lowest:
         verdict = SHRINKS
-    elif max(shown.exponent.high - expected, expected - shown.exponent.low) > tolerance:
+    elif max(shown.exponent.high - expected, expected - shown.exponent.low) > TOLERANCE:
         verdict = UNDECIDED
     else:
         verdict = OK

@@ -7,6 +7,11 @@ smaller, a branch that has several layers is in the limit a linear function of i
 parameters. Both exponents follow here from measurements at several depths: the size of
 every branch, and what the updates of a parameter in all layers change in the loss.
 
+Parameters outside of layers write as much at every depth, and their learning rates do
+not follow it, even where their effect on the loss does at first: a class token that
+sees its patches through L random branches 1/L sees them as L^(−1/2), until the branches
+are trained.
+
 They are measured with weak branches, which have a further constant factor. Layers then
 see the same stream and the same gradient, and exponents are those of large depths: with
 branches as strong as the stream, powers bend at depths such as 2 and 4.
@@ -36,9 +41,6 @@ from ._subject import Subject
 MOST_ROUNDS = 8  # of measuring and changing
 DEEP, SHALLOW = -1.0, -0.5  # exponents of branches
 WIDEST = 0.5  # half an interval of an exponent: steps of rules are halves
-# Of an exponent of the depth, in real training. With two layers one of them is half of
-# the network, so exponents from depth 2 on differ from their limits by up to 0.16.
-TOLERANCE = 0.2
 WEAK = 0.01  # the size of a branch, relative to the stream, in measurements
 MIDDLE = "middle"  # for the number of a layer
 NAMES = {DEEP: "CompleteP", SHALLOW: "depth-µP"}
@@ -124,15 +126,20 @@ class DepthRule:
 
     @property
     def _decided(self) -> list[DepthEvidence]:
-        """The parameters whose updates were measured well enough."""
-        return [x for k, x in self.parameters.items() if k not in self.undecided]
+        """The parameters within layers whose updates were measured well enough."""
+        return [x for k, x in self._in_layers.items() if k not in self.undecided]
+
+    @property
+    def _in_layers(self) -> dict[str, DepthEvidence]:
+        """The parameters within layers, whose learning rates follow the depth."""
+        return {k: x for k, x in self.parameters.items() if layer_of(k, self.pattern)}
 
     @property
     def undecided(self) -> list[str]:
         """The parameters whose updates were measured too coarsely for a rule."""
         return [
             pattern
-            for pattern, x in self.parameters.items()
+            for pattern, x in self._in_layers.items()
             if x.after is not None and x.after.high - x.after.low > 2 * WIDEST
         ]
 
@@ -296,7 +303,9 @@ def _changed(
         return ScalingRule(rule.parameters, scales)
     parameters = {}
     for name, before in rule.parameters.items():
-        change = halves(_value(measured.changes.get(name)))
+        change = 0.0
+        if layer_of(name, measured.pattern):
+            change = _excess(measured.changes.get(name))
         lr = Power(before.lr.width, before.lr.depth - change + 0.0)
         after = replace(before, lr=lr, weight_decay=_decay(before, lr))
         if has_eps and name not in matrices:
@@ -311,6 +320,13 @@ def _with_eps(rule: ParameterRule, gradient: Fit | None) -> ParameterRule:
     if rule.has_unknown_eps or not is_known:
         return replace(rule, eps=Power(), has_unknown_eps=True)
     return replace(rule, eps=Power(rule.eps.width, halves(_value(gradient))))
+
+
+def _excess(fit: Fit | None) -> float:
+    """The exponent of a change, a multiple of 1/2; 0 if the interval contains 0."""
+    if fit is None or fit.exponent.low <= 0 <= fit.exponent.high:
+        return 0.0
+    return halves(fit.exponent.value)
 
 
 def _branch_scales(

@@ -22,6 +22,8 @@ SMALL_LR = 1e-5
 # Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
 STEPS = 2
 LEVEL = 0.01  # of intervals
+# of those of gradients, which decide the power of eps: a wrong one changes little
+LEVEL_OF_EPS = 0.05
 VARIES = (
     "the module computes other operations at other widths or for other numbers: give a"
     " batch in which all its parts act"
@@ -102,7 +104,7 @@ def measure(
     return Measurement(
         operations=networks[0].operations,
         exponents=_exponents(draws_by_size, scales),
-        gradients=fits_of(gradients, scales),
+        gradients=fits_of(gradients, scales, LEVEL_OF_EPS),
         stds=fits_of(stds, scales),
         values=networks[0].values,
         shapes=shapes,
@@ -192,12 +194,24 @@ def _networks(
     ]
     operations_by_size = with_narrow([net.operations for net in networks], shapes)
     names = operations_by_size[0].graph.operations
-    if any(operations.graph.operations != names for operations in operations_by_size):
-        raise UnsupportedError(VARIES)
+    for size, operations in zip(sizes, operations_by_size, strict=True):
+        if operations.graph.operations != names:
+            raise UnsupportedError(_unlike_text(sizes[0], size))
     return [
         network._replace(operations=operations)
         for network, operations in zip(networks, operations_by_size, strict=True)
     ]
+
+
+def _unlike_text(first: Size, other: Size) -> str:
+    """Why networks of two sizes cannot be compared, with what to try."""
+    axis = 0 if first[0] != other[0] else 1
+    name = ("width", "depth")[axis]
+    return (
+        f"the module computes other operations at {name} {other[axis]} than at"
+        f" {name} {first[axis]}: begin with larger {name}s, as for heads that are"
+        " more than one, or give a batch in which all its parts act"
+    )
 
 
 def _exponents(
@@ -221,7 +235,9 @@ def _exponents(
     )
 
 
-def fits_of(numbers: list[list[Any]], scales: Sequence[float]) -> dict[Any, Fit | None]:
+def fits_of(
+    numbers: list[list[Any]], scales: Sequence[float], level: float = LEVEL
+) -> dict[Any, Fit | None]:
     """The exponent of each number of dictionaries, by size and by draw.
 
     A number that a dictionary lacks is 0. `scales` are the widths, or the depths.
@@ -233,5 +249,5 @@ def fits_of(numbers: list[list[Any]], scales: Sequence[float]) -> dict[Any, Fit 
             np.array([of_draw.get(key, 0.0) for of_draw in of_size])
             for of_size in numbers
         ]
-        fits[key] = fit(samples, scales, LEVEL)
+        fits[key] = fit(samples, scales, level)
     return fits

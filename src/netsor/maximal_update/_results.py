@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 from .._validate import ArgumentError, counted
 from ..laws._power_law import Exponent, Fit
 from ._coordinate_check import OK, TOLERANCE, Change, Trained, coordinate_check
-from ._depth_rule import TOLERANCE as IN_DEPTH
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
 from ._measurement import SMALL_LR, Measurement
@@ -366,7 +365,6 @@ class DerivedRule:
                 [*depths],
                 expected=in_depth.expected,
                 named=in_depth.named,
-                tolerance=IN_DEPTH,
                 **options,
             )
         at = [*(widths or self.widths_of_check)]
@@ -380,12 +378,17 @@ class DerivedRule:
 
     @property
     def depths_of_check(self) -> tuple[int, ...]:
-        """The depths of a check: those of the derivation, and twice the largest; none
-        without exponents of the depth.
+        """The depths of a check: twice those of the derivation, and four times the
+        largest; none without exponents of the depth.
+
+        Changes at depth L differ from their limit by a part of order 1/L. Of two layers
+        one is half of the network, and exponents from two layers on differ by more than
+        the tolerance; twice the depth halves this.
         """
         if self.depth is None:
             return ()
-        return (*self.depth.depths, 2 * max(self.depth.depths))
+        depths = self.depth.depths
+        return (*(2 * depth for depth in depths), 4 * max(depths))
 
     def check_seconds(self, steps: int = 3, draws: int = 16) -> float:
         """About how long `check` takes for all its widths and depths, from one training
@@ -616,13 +619,12 @@ def _trained(changes: Sequence[Change], framework: str, axis: str) -> list[str]:
     if not changes:
         return []
     counts = Counter(change.verdict for change in changes)
-    within = IN_DEPTH if axis == "depth" else TOLERANCE
     others = [f"{k} {verdict}" for verdict, k in counts.items() if verdict != OK]
     rest = f"; others: {', '.join(others)}" if others else ""
     return [
         f"Trained in {framework} with this file: the changes of {counts[OK]} of"
         f" {len(changes)} outputs follow the {axis} as they should (exponents within"
-        f" ±{within}, 99 % intervals){rest}."
+        f" ±{TOLERANCE}, 99 % intervals){rest}."
     ]
 
 
@@ -675,7 +677,7 @@ def _scaled(scale: OutputScale) -> str:
     """What a factor multiplies, in words."""
     if not scale.parameters:
         return f"output of {layer_pattern_of(scale.path)}"
-    return " and ".join(layer_pattern_of(name) for name in scale.parameters)
+    return " and ".join(dict.fromkeys(map(layer_pattern_of, scale.parameters)))
 
 
 def _part(scale: OutputScale) -> str:

@@ -163,14 +163,13 @@ def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
     error = np.array([noise(step) for step in steps])
     is_significant = np.abs(difference) > SIGNIFICANT * error + rounding
 
+    first = difference[0]
+    before_last = difference[-2]
+    last = difference[-1]
     exponent = math.nan
     exponent_error = math.nan
-    last = difference[-1]
-    before_last = difference[-2]
     if is_significant[-1] and is_significant[-2] and last / before_last > 0:
-        exponent = math.log2(last / before_last)
-        relative_errors = (error[-1] / last, error[-2] / before_last)
-        exponent_error = math.hypot(*relative_errors) / math.log(2)
+        exponent, exponent_error = _exponent(difference[-2:], error[-2:])
 
     if math.isnan(exponent):
         # does the size of the last difference exceed that of the one before?
@@ -181,10 +180,21 @@ def _growth(mean: Array, cov: Array, rounding: float) -> Growth:
 
     # If the last difference is far below the first, terms of opposite signs cancelled
     # in between, and the exponent means nothing.
-    is_still_large = abs(last) > 2**SLOWEST * np.abs(difference[0])
+    is_still_large = abs(last) > 2**SLOWEST * abs(first)
     matters = abs(last) > SLOW * noise(at_width[-1])
     may_diverge = is_significant[-1] and may_rise and is_still_large and matters
     return Growth(exponent, exponent_error, may_diverge=bool(may_diverge))
+
+
+def _exponent(difference: Array, error: Array) -> tuple[float, float]:
+    """The exponent p of differences S(2n) − S(n) ~ n^p, and its error.
+
+    `difference` and `error` are those of a width and of twice this width.
+    """
+    before_last, last = difference
+    error_before, last_error = error
+    relative_errors = (last_error / last, error_before / before_last)
+    return math.log2(last / before_last), math.hypot(*relative_errors) / math.log(2)
 
 
 def _may_not_fall(exponent: float, error: float) -> bool:
@@ -585,16 +595,9 @@ class ExtrapolatedLaw:
         all blocks, and S_k that of all but k. Statistics of single blocks would be
         biased, like a variance of few draws, and so would be their limits.
         """
-        count = len(self.laws)
         by_width = []
-        for laws in zip(*self.laws, strict=True):  # of all blocks, at one width
-            of_all_blocks = np.ravel(statistic(_pooled(laws)))
-            pseudovalues = []
-            for k in range(count):
-                other_blocks = [*laws[:k], *laws[k + 1 :]]
-                without_k = np.ravel(statistic(_pooled(other_blocks)))
-                pseudovalues.append(count * of_all_blocks - (count - 1) * without_k)
-            by_width.append(pseudovalues)
+        for laws_of_blocks in zip(*self.laws, strict=True):
+            by_width.append(_pseudovalues(statistic, laws_of_blocks))
         values = np.array(by_width, dtype=float)  # (widths, blocks, entries)
         by_entry = values.transpose(2, 1, 0)
         return [extrapolated(blocks, self.widths) for blocks in by_entry]
@@ -734,6 +737,21 @@ class ExtrapolatedLaw:
 
     def __repr__(self) -> str:
         return f"<ExtrapolatedLaw of {self.name}, {self.status}>"
+
+
+def _pseudovalues(statistic: Statistic, laws: Sequence[Any]) -> list[Array]:
+    """B S − (B − 1) S_k for each of B blocks, (entries,) each.
+
+    `laws` are those of the blocks at one width; see `ExtrapolatedLaw._extrapolated`.
+    """
+    count = len(laws)
+    of_all_blocks = np.ravel(statistic(_pooled(laws)))
+    pseudovalues = []
+    for k in range(count):
+        other_blocks = [*laws[:k], *laws[k + 1 :]]
+        without_k = np.ravel(statistic(_pooled(other_blocks)))
+        pseudovalues.append(count * of_all_blocks - (count - 1) * without_k)
+    return pseudovalues
 
 
 class _MovedLaws(NamedTuple):

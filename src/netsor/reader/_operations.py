@@ -54,6 +54,8 @@ SCORE_PRODUCTS = ("matmul", "bmm", "baddbmm")
 ALONG_TOKENS = {"cumsum": 1, "flip": 1, "select": 1, "slice": 1, "unbind": 1}
 # operations that choose among experts
 CHOICES = ("topk", "sort", "argsort", "argmax", "max", "gumbel_softmax")
+# operations that put the weights of chosen experts in the places of all
+SCATTERS = ("scatter", "scatter_add")
 # operations through which a parameter, or ids, can still be recognised
 REARRANGEMENTS = (
     *VIEWS,

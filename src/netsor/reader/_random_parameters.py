@@ -276,6 +276,9 @@ class Draws:
         # the numbers of the pieces
         self._entries: dict[tuple[Vector, int, tuple[int, ...]], Scalar] = {}
 
+        # whether a low number stands for coordinates of −∞
+        self.has_infinite_coordinates = False
+
         # By the value x · x: the vectors x. The rules of multiplication and of means
         # share it, to recognise norms
         self.squares: dict[Value, Vectors] = {}

@@ -31,6 +31,10 @@ from ._interleaved import Interleaved, settled_rearrangement
 from ._layout import Expand, Gather, Index, Permute, Rearrangement, Reshape
 from ._random_parameters import Random
 
+# a coordinate that stands for −∞: a softmax and a maximum leave it out, and its square
+# is a number of single precision
+LOWEST = -1e9
+
 # Shapes and axes
 
 RANDOM_INDICES = (
@@ -256,7 +260,8 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     refuse_if(len(coordinate_axes) > 1, "torch.cat of vectors along different axes")
     (coordinates,) = coordinate_axes
     vectors = [
-        x if isinstance(x, Vectors) else _given_vectors(x, coordinates) for x in tensors
+        x if isinstance(x, Vectors) else _given_vectors(call, x, coordinates)
+        for x in tensors
     ]
     if axis == coordinates:
         return end_to_end(vectors, coordinates)
@@ -357,14 +362,21 @@ def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
     return joined.masked(allowed).seen(visible)
 
 
-def _given_vectors(x: Tensor, axis: int) -> Vectors:
-    """Numbers as vectors, with their coordinates along the given axis."""
+def _given_vectors(call: Call, x: Tensor, axis: int) -> Vectors:
+    """Numbers as vectors, with their coordinates along the given axis.
+
+    Coordinates are finite: for −∞ stands `LOWEST`, of which a softmax makes 0 as well.
+    """
+    given = numbers(x)
+    is_lowest = np.isneginf(given)
+    if is_lowest.any():
+        call.draws.has_infinite_coordinates = True
+        given = np.where(is_lowest, LOWEST, given)
     refuse_if(
-        not np.isfinite(numbers(x)).all(),
-        "infinite numbers beside vectors: coordinates are finite, so fill in a low"
-        " number such as -1e4",
+        not np.isfinite(given).all(),
+        "infinite numbers beside vectors: coordinates are finite",
     )
-    return Vectors.of(ns.data(np.moveaxis(numbers(x), axis, -1)), axis)
+    return Vectors.of(ns.data(np.moveaxis(given, axis, -1)), axis)
 
 
 @dataclass(frozen=True, eq=False)

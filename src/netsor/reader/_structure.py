@@ -41,6 +41,7 @@ from ._operations import (
     CONVOLUTIONS,
     MAPS_OF_POSITIONS,
     MATRICES,
+    SCATTERS,
     SCORE_PRODUCTS,
     SOFTMAX,
     TURNS,
@@ -717,7 +718,7 @@ def _may_be_gates(graph: Graph, node: Node, tokens: int) -> bool:
     come_from_router = bool(products) and all(
         matrix_of(graph, x) and shape_of(x)[-1] == experts for x in products
     )
-    is_scatter = any(name_of(x) == "scatter" for x in (node, *before))
+    is_scatter = any(name_of(x) in SCATTERS for x in (node, *before))
     is_chosen = is_scatter or any(_chooses(x) for x in before)
     return come_from_router and is_chosen
 

@@ -48,7 +48,8 @@ def sum_over_experts(
     """
     shape = tokens.shape[0], experts.num_experts
     no_gates = torch.zeros(shape, dtype=tokens.dtype)
-    all_gates = no_gates.scatter(1, chosen, gates.to(tokens.dtype)).mT[..., None]
+    # a table of experts may name one twice for a token
+    all_gates = no_gates.scatter_add(1, chosen, gates.to(tokens.dtype)).mT[..., None]
     hidden = _hidden(experts, tokens)
     if getattr(experts, "has_post_expert_norm", False):
         outputs = _product(experts, name="down_proj", x=hidden)

@@ -7,6 +7,7 @@ language, node by node, by the table of operations in `_aten_ops`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from .._validate import Shape
 from ..programs._program import Program
 from ..reader._arithmetic import VALUES, Call
-from ..reader._axes import refuse_if
+from ..reader._axes import Vectors, refuse_if
 from ..reader._convolution import Convolution
 from ..reader._deferred import Deferred
 from ..reader._graph import (
@@ -37,6 +38,9 @@ from ._pointwise import COMPARISONS, is_pointwise, pointwise
 
 # operations that take a `Patchwork` as it is; `copy` reads its shape
 KEEPS_PATCHES = ("slice_scatter", "select_scatter", "copy", "slice")
+
+# operations that know −∞ from a low number
+TESTS_OF_INFINITY = ("isfinite", "isinf", "isneginf", "isposinf", "nan_to_num")
 
 # why sizes are not read
 ON_RANDOM_NUMBERS = (
@@ -136,6 +140,12 @@ class TorchReader(Reader):
 
     def call_of(self, node: Node, random: list[Any]) -> Call:
         """What an operation needs besides its arguments, of which some are random."""
+        refuse_if(
+            self.draws.has_infinite_coordinates
+            and any(isinstance(x, Vectors) for x in random)
+            and _knows_infinity(node),
+            "of vectors beside infinite numbers: fill in a low number such as -1e4",
+        )
         shapes, eps = _shapes_and_eps(node.meta.get("val"))
         of_array = partial(self._of_array, node) if len(random) == 1 else None
         return Call(self.draws, shapes, eps, of_array)
@@ -229,6 +239,15 @@ class TorchReader(Reader):
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",
         )
+
+
+def _knows_infinity(node: Node) -> bool:
+    """Whether an operation tells −∞ from a low number."""
+    name = name_of(node)
+    if name in TESTS_OF_INFINITY:
+        return True
+    numbers = [x for x in node.args if isinstance(x, float)]
+    return name in COMPARISONS and any(map(math.isinf, numbers))
 
 
 def as_tensor(result: Any, node: Node) -> Any:

@@ -103,6 +103,13 @@ def _of_accumulation(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
             " not over its passes?",
             replace(loop, by_tokens=True),
         )
+
+
+def _of_each_pass(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
+    """What happens at each pass that belongs to each step, or at another pass."""
+    count = loop.accumulation
+    if count == 1:
+        return
     yield Hypothesis(
         "zeroed at each pass",
         "are gradients zeroed at each accumulation step, so that only the last counts?",
@@ -266,7 +273,7 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             "one group clipped",
             f"are gradients of group {name} only clipped?",
             replace(loop, clip_form=f"only {name}"),
-            cost=RARE,
+            cost=2 * RARE,  # whose law is often that of no clipping
         )
 
 
@@ -591,6 +598,7 @@ def _of_losses(loop: Loop, _: Probe) -> Iterator[Hypothesis]:
 
 RULES: tuple[Rule, ...] = (
     _of_accumulation,
+    _of_each_pass,
     _of_gradients,
     _of_group_gradients,
     _of_clipping,

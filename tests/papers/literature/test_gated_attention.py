@@ -48,7 +48,7 @@ def same_law(explicit, found, shift):
     assert scipy.stats.ks_2samp(explicit + shift, found).pvalue < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["elementwise", "headwise"])
+@pytest.mark.parametrize("kind", keep(["elementwise", "headwise"], "headwise"))
 def test_heads_are_explicit_ones(kind, small):
     rng, draws = small, 3000
     x = unit(rng.standard_normal((draws, 4, 2)) @ rng.standard_normal((draws, 2, 5)))

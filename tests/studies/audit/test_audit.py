@@ -33,6 +33,7 @@ from tests.internals import AuditRequest as Request
 from tests.internals import studies_study as _study
 
 from ...inline import Inline
+from ...keep import keep
 
 GPT2 = {
     "model_type": "gpt2",
@@ -408,7 +409,9 @@ def test_gradients_at_infinite_width_are_left_out_for_each_long_input():
     assert [case.gradients for case in request.subjects] == [True, False]
 
 
-@pytest.mark.parametrize(("tokens", "head_dim"), [(128, math.inf), (192, 64)])
+@pytest.mark.parametrize(
+    ("tokens", "head_dim"), keep([(128, math.inf), (192, 64)], (128, math.inf))
+)
 def test_limit_of_a_long_input_costs_no_more_than_the_model(tokens, head_dim):
     model = ns.models.read("gpt2").replace(layers=2)
     own, limit = (

@@ -91,15 +91,26 @@ def positive_products(
             )
             stream += len(pattern)  # one for each vector of the pattern
         for i in range(vectors):
-            # the squares at coordinates positive in this vector alone sum to a χ²,
-            # which is twice a gamma variable of half as many degrees of freedom
-            half_square = (counts[:, len(patterns) + i] / 2).astype(dtype)
-            for rng, shapes in following((*key, stream + i), half_square):
-                shapes[:] = rng.standard_gamma(shapes, dtype=dtype)
-            batch[i, i] += 2 * half_square
+            count = counts[:, len(patterns) + i]
+            _add_vector_alone(batch, i, count, (*key, stream + i), following)
         for i in range(vectors):  # so far only the entries i ≤ j
             batch[i + 1 :, i] = batch[i, i + 1 :]
     return products.transpose(2, 0, 1)[:, None]
+
+
+def _add_vector_alone(
+    products: Array, i: int, count: Array, key: tuple[int, ...], following: Next
+) -> None:
+    """Add the part of the coordinates at which vector i alone is positive to
+    `products` (vectors, vectors, replicas).
+
+    `count` (replicas,) is their number. The squares at them sum to a χ², which is twice
+    a gamma variable of half as many degrees of freedom.
+    """
+    half_square = (count / 2).astype(products.dtype)
+    for rng, shapes in following(key, half_square):
+        shapes[:] = rng.standard_gamma(shapes, dtype=products.dtype)
+    products[i, i] += 2 * half_square
 
 
 def _add_pattern(

@@ -33,6 +33,7 @@ from ._univariate import FARTHEST, Single, between, ends, growing, single, slice
 
 TOLERANCE = 2e-14  # of a coefficient, relative to √E[φ²]
 VALUES = 2**21  # of the function per batch, to bound memory
+CACHED_NODES = 2**14  # whose Hermite polynomials stay in a cache from one to the next
 UNSETTLED = 32.0  # safety factor on the error of panels that were too short to halve
 # share of E[φ²] on panels too short to halve: above this, E[φ²] counts as infinite
 LOST = 0.004
@@ -144,15 +145,19 @@ def _common(terms: int) -> _CommonPanels:
 def _hermite(x: Array, terms: int, factor: Array) -> Iterator[Array]:
     """Yield h_k(x) times a factor, for k < terms.
 
-    The recurrence is √(k+1) h_{k+1} = x h_k − √k h_{k−1}.
+    The recurrence is √(k+1) h_{k+1} = x h_k − √k h_{k−1}. Its arrays are used again:
+    the caller reads each before it asks for the next.
     """
     previous = np.zeros_like(x)
-    h = factor
+    h = factor.copy()
+    product = np.empty_like(x)
     for k in range(terms):
         yield h
-        following = (x * h - np.sqrt(k) * previous) / np.sqrt(k + 1)
-        previous = h
-        h = following
+        # in place: new arrays of this size take longer than the arithmetic
+        previous *= -np.sqrt(k)
+        previous += np.multiply(x, h, out=product)
+        previous /= np.sqrt(k + 1)
+        previous, h = h, previous
 
 
 def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
@@ -256,11 +261,17 @@ def _integrals_on_panels(
 
     # coefficient k of a row is the sum of φ h_k · density · weight over its nodes,
     # which are consecutive
+    x = panels.x.ravel()
     weighted = (panels.weight * panels.values * factor_of_values).ravel()
-    starts = np.searchsorted(panels.row, np.arange(rows)) * NODE_COUNT
+    starts = np.searchsorted(panels.row, np.arange(rows + 1)) * NODE_COUNT
     coefficients = np.empty((terms, rows))
-    for k, h in enumerate(_hermite(panels.x.ravel(), terms, factor_of_h)):
-        coefficients[k] = np.add.reduceat(weighted * h, starts)
+    for block in slices(rows, CACHED_NODES * rows // len(x)):
+        first, end = starts[block.start], starts[block.stop]
+        nodes = slice(first, end)
+        product = np.empty(end - first)
+        for k, h in enumerate(_hermite(x[nodes], terms, factor_of_h[nodes])):
+            np.multiply(weighted[nodes], h, out=product)
+            coefficients[k, block] = np.add.reduceat(product, starts[block] - first)
     return _PanelIntegrals(coefficients, square)
 
 

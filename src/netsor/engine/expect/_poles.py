@@ -130,14 +130,10 @@ class Poles:
         self.f = f
         self.sides: list[Side] = []
         for pole in f.features.poles.tolist():
-            below, above = exponents(f.f, pole)
             with np.errstate(all="ignore"):
                 at = (pole - f.mean) / f.std  # in standard deviations, (rows,)
-                radius = np.full(len(f), RADIUS * (1 + abs(pole))) / f.std
-            if pole == 0:
-                radius = np.where(f.mean == 0, EXACT_RADIUS, radius)
-            is_near = (np.abs(at) < reach) & (f.std > 0)
-            radius = np.where(is_near, np.minimum(radius, step / 4), 0.0)
+            radius = self._radius(pole, at, reach, step)
+            below, above = exponents(f.f, pole)
             for sign, exponent in ((-1.0, below), (1.0, above)):
                 side = Side(
                     pole=pole,
@@ -148,6 +144,19 @@ class Poles:
                     radius=radius,
                 )
                 self.sides.append(side)
+
+    def _radius(self, pole: float, at: Array, reach: float, step: float) -> Array:
+        """The radius of a pole in each row, (rows,): 0 if it is out of reach.
+
+        `at` is its position in each row; the radius is at most a quarter of a panel.
+        """
+        f = self.f
+        with np.errstate(all="ignore"):
+            radius = np.full(len(f), RADIUS * (1 + abs(pole))) / f.std
+        if pole == 0:
+            radius = np.where(f.mean == 0, EXACT_RADIUS, radius)
+        is_near = (np.abs(at) < reach) & (f.std > 0)
+        return np.where(is_near, np.minimum(radius, step / 4), 0.0)
 
     def hide(self, rows: Array, x: Array, values: Array) -> Array:
         """Values at x (rows, …), with 0 within the radius of a pole."""

@@ -418,12 +418,13 @@ def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:
     """Residuals (…, rows, directions) divided by their norms.
 
     A residual at round-off level becomes 0: its square is below the floor, or far below
-    that of the row before the last projection, `square_before`.
+    that of the row before the last projection, `square_before`; both are (…, rows).
     """
     square = squares(xp, residual)
     is_nonzero = (square > floor) & (square > MIN_KEPT * square_before)
     one = xp.ones_like(square)
-    inverse_norm = 1.0 / xp.sqrt(xp.where(is_nonzero, square, one))
+    safe_square = xp.where(is_nonzero, square, one)
+    inverse_norm = 1.0 / xp.sqrt(safe_square)
     factor = xp.where(is_nonzero, inverse_norm, 0.0 * one)
     return residual * factor[..., None]
 
@@ -455,13 +456,17 @@ def wide_factor(
     that part, and `factor_of(gram, floor)` factors the Gram matrix of what remains. A
     remainder counts as 0 up to `relative_norm` of its row, as in `span`.
     """
+    # the part of each row along the first one
     first_row = rows[..., :1, :]
-    floor = relative_norm**2 * squares(xp, rows)
     norm = xp.sqrt(squares(xp, first_row))[..., None]
-    direction = first_row / xp.where(norm > 0, norm, xp.ones_like(norm))
+    safe_norm = xp.where(norm > 0, norm, xp.ones_like(norm))
+    direction = first_row / safe_norm
     first_column = gram(xp, rows, direction)
     remainder = rows - first_column * direction
-    is_nonzero = xp.astype(squares(xp, remainder) > floor, rows.dtype)
+
+    # the Gram matrix of the remainders, with 0 for those that are round-off
+    floor = relative_norm**2 * squares(xp, rows)
+    is_nonzero = xp.astype(squares(xp, remainder) > floor, rows.dtype)  # 1 or 0
     products = gram(xp, remainder, remainder)
     products = products * is_nonzero[..., None] * is_nonzero[..., None, :]
     lower = factor_of(products, floor)
@@ -503,19 +508,22 @@ def fluctuation_residual(
 def nan_if_lost(xp: Any, dropped: Array, vectors: Array, later: bool) -> Array:
     """NaN if a dropped residual has a nonzero product with a vector, else 0.
 
-    The result has one number per replica. With `later`, residual k is compared only
-    with the vectors after vector k.
+    `dropped` and `vectors` are (replicas, …, rows, directions). The result has one
+    number per replica. With `later`, residual k is compared only with the vectors after
+    vector k.
     """
-    products = dropped @ xp.matrix_transpose(vectors)
-    round_off = (
-        LOST * squares(xp, dropped)[..., None] * squares(xp, vectors)[..., None, :]
-    )
-    is_lost = products**2 > round_off
+    products = dropped @ xp.matrix_transpose(vectors)  # (…, residuals, vectors)
+    squares_of_dropped = squares(xp, dropped)[..., None]
+    squares_of_vectors = squares(xp, vectors)[..., None, :]
+    is_lost = products**2 > LOST * squares_of_dropped * squares_of_vectors
     if later:
-        is_lost = xp.triu(xp.astype(is_lost, dropped.dtype), k=1) > 0
-    in_replica = xp.any(is_lost, axis=tuple(range(1, is_lost.ndim)))
+        above_diagonal = xp.triu(xp.astype(is_lost, dropped.dtype), k=1)
+        is_lost = above_diagonal > 0
+    all_axes_of_replica = tuple(range(1, is_lost.ndim))
+    in_replica = xp.any(is_lost, axis=all_axes_of_replica)
     nan = xp.asarray(float("nan"), dtype=dropped.dtype)
-    return xp.where(in_replica, nan, xp.asarray(0.0, dtype=dropped.dtype))
+    zero = xp.asarray(0.0, dtype=dropped.dtype)
+    return xp.where(in_replica, nan, zero)
 
 
 NUMPY = LinalgBackend(np)

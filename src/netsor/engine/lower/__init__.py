@@ -48,7 +48,7 @@ from ._linear import (
 from ._nonlinear import check_jumps, nonlin, outer_product_sum, pooled
 from ._outputs import Output, results
 from ._rebase import rebase_after_nonlinearity, rebase_when_large
-from ._repeated_blocks import ShortProgram, unrolled_outputs
+from ._repeated_blocks import ShortProgram, unrolled_results
 from ._sources import adjoint, along, fuse, gaussian, materialised_matmul, matmul, span
 from ._state import LoweredVector, State
 
@@ -154,15 +154,10 @@ def _lowered(
         except InfiniteError as error:
             raise ExactError(value, str(error)) from None
     if short is None:
-        outputs = [
-            Output(original, lowered)
-            for original, lowered in zip(
-                analysis.original_outputs, analysis.outputs, strict=True
-            )
-        ]
+        pairs = zip(analysis.original_outputs, analysis.outputs, strict=True)
+        mean, columns = results(state, [Output(*pair) for pair in pairs])
     else:
-        outputs = unrolled_outputs(state, short)
-    mean, columns = results(state, outputs)
+        mean, columns = unrolled_results(state, short)
     return Plan(
         title="",
         steps=builder.steps,

@@ -34,6 +34,7 @@ from ..graph._orders import (
     union,
 )
 from ..plan._ir import Register
+from ..plan._ir_builder import Builder
 from ._components import FrameBatch
 from ._infinite_frames import InfiniteWidthFrame, NodeFrame
 from ._state import LoweredVector, State
@@ -368,12 +369,26 @@ def _crossed_in_group(
             normals = frame.normals(i, j, same=squares)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
-            # from the directions of b to those from start to stop
-            low = max(b.start, start)
-            high = min(b.stop, stop)
-            product = builder.step(
-                "part", product, start=low - b.start, stop=high - b.start
-            )
-            padded = builder.step("pad", product, before=low - start, after=stop - high)
-            terms.append(padded)
+            along_b = slice(b.start, b.stop)
+            terms.append(_on_directions(builder, product, along_b, slice(start, stop)))
     return terms
+
+
+def _on_directions(
+    builder: Builder, array: Register, from_directions: slice, to_directions: slice
+) -> Register:
+    """An array (…, directions) along some directions, for others: 0 where it has none.
+
+    Both slices have a start and a stop.
+    """
+    low = max(from_directions.start, to_directions.start)
+    high = min(from_directions.stop, to_directions.stop)
+    part = builder.step(
+        "part",
+        array,
+        start=low - from_directions.start,
+        stop=high - from_directions.start,
+    )
+    return builder.step(
+        "pad", part, before=low - to_directions.start, after=to_directions.stop - high
+    )

@@ -3,7 +3,7 @@ their steps are repeated.
 
 `shortened` finds a chain of equal blocks among the values of a program, and leaves most
 of them out. The short program is lowered as any other. If its steps repeat as its
-blocks do, `unrolled_outputs` adds the steps of the blocks that were left out: those of
+blocks do, `unrolled_results` adds the steps of the blocks that were left out: those of
 their neighbours, with other registers and other random streams. The plan is then that
 of the whole program, step by step. If the steps do not repeat, it raises
 NotPeriodicError, and the whole program is lowered.
@@ -30,7 +30,7 @@ from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
 from ..plan._ir import Loop, Register, Step, loop_key, loops
 from ..plan._ir_builder import Builder
-from ._outputs import Output
+from ._outputs import Output, results
 from ._state import State
 
 # Blocks that stay before those that are left out: in the first ones frames grow, until
@@ -297,11 +297,11 @@ def _keys_of_values(
 # Long plans
 
 
-def unrolled_outputs(state: State, short: ShortProgram) -> list[Output]:
-    """Add the steps of the blocks that are left out; the outputs of the whole program.
+def unrolled_results(state: State, short: ShortProgram) -> tuple[Register, Register]:
+    """Add the steps of the blocks that are left out; the results of the whole program.
 
-    The state is that of the short program, of which all values are lowered. Raises
-    NotPeriodicError if its steps do not repeat.
+    The state is that of the short program, of which all values are lowered. The results
+    are those of `results`. Raises NotPeriodicError if the steps do not repeat.
     """
     analysis = state.analysis
     for group in analysis.groups:
@@ -326,7 +326,24 @@ def unrolled_outputs(state: State, short: ShortProgram) -> list[Output]:
         )
         outputs.append(Output(output, output))
     state.scalars |= registers
-    return outputs
+    last_step = len(state.builder.steps)
+    mean, columns = results(state, outputs)
+    added = state.builder.steps[last_step:]
+    unroller.check_later_steps(added, scalars=_scalars_of(state, outputs))
+    return mean, columns
+
+
+def _scalars_of(state: State, outputs: Iterable[Output]) -> frozenset[Register]:
+    """The registers of the scalars among the outputs, and what they are reshaped from.
+
+    Unlike coordinates of vectors, scalars never change when a frame does.
+    """
+    registers: set[Register] = set()
+    for output in outputs:
+        register = state.scalars.get(output.lowered)
+        if register is not None:
+            registers |= {register, state.builder.shaped.get(register, register)}
+    return frozenset(registers)
 
 
 class _Argument(NamedTuple):
@@ -386,16 +403,19 @@ class _Unroller:
         later = (block - first) // self.blocks_per_time
         return self._outs[number][time + later]
 
-    def check_later_steps(self, steps: Iterable[Step]) -> None:
-        """Raise NotPeriodicError if steps read what would move to another time.
+    def check_later_steps(
+        self, steps: Iterable[Step], scalars: frozenset[Register] = frozenset()
+    ) -> None:
+        """Raise NotPeriodicError if steps read what has moved to another time.
 
-        Those after the loop may read its first time, which stays, and its last times.
+        Those after the loop may read its first time, which stays, its last times, and
+        these scalars.
         """
         last_times = (self.loop.times - LAST_TIMES_READ) * self.loop.period
         for step in steps:
             for register in step.args:
                 position = self._in_loop(register)
-                if position is None:
+                if position is None or register in scalars:
                     continue
                 if self.loop.period <= position < last_times:
                     raise NotPeriodicError

@@ -598,17 +598,17 @@ def _sample_of_directions(
     mean_square = state.norm(x) ** 2
     width = max(state.sample(v).shape[-1] for v in vectors)
     remainder = state.rows(state.sample(x), width)
-    for v in known:
-        inner = products(state, x, v, ndim=value.ndim + 1, label="")
-        minus_a = builder.step("scale", inner, by=-1 / mean_square)
+    for v in known:  # subtract A D'
+        with_known = products(state, x, v, ndim=value.ndim + 1, label="")
+        minus_a = builder.step("scale", with_known, by=-1 / mean_square)
         known_sample = state.rows(state.sample(v), width)
         along_known = builder.step("product", minus_a, known_sample)
         remainder = builder.step("add", remainder, along_known)
     x_coordinates = state.vectors[x].coordinates
-    inner = paired_products(
+    with_directions = paired_products(
         state, x_array=x_coordinates, y_array=coordinates, x=x, y=x, ndim=value.ndim + 1
     )
-    b = builder.step("scale", inner, by=1 / mean_square)
+    b = builder.step("scale", with_directions, by=1 / mean_square)
     columns = builder.step("transposed", remainder)
     solved = builder.step("transposed", builder.step("solve", b, columns))
     return builder.reshape(solved, *coordinates.shape[:-1], width)

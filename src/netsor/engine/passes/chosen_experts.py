@@ -56,18 +56,24 @@ def compute_chosen_experts(outputs: Sequence[Value], context: Context) -> list[V
             source = value.op.weight.source
             actions[source] = actions.get(source, 0) + 1
 
-    def is_private(value: Value) -> bool:
-        """Whether one operation reads a value, and its matrix acts once, if any."""
-        if value in outputs or len(users[value]) != 1:
-            return False
-        return not isinstance(value.op, Acting) or actions[value.op.weight.source] == 1
+    def is_private(mixture: Mixture, output: Value) -> bool:
+        """Whether nothing else needs values of a mixture, or its matrices."""
+        inside = {*mixture.inner, output}
+        readers = [user for value in mixture.inner for user in users[value]]
+        operations = [value.op for value in inside]
+        matrices = [op.weight.source for op in operations if isinstance(op, Acting)]
+        return (
+            inside.issuperset(readers)
+            and inside.isdisjoint({*outputs} - {output})
+            and all(actions[matrix] == 1 for matrix in matrices)
+        )
 
     def change(old: Value, new: Value) -> Value:
         """The output of a mixture of experts from the chosen ones."""
         mixture = _mixture_of(old)
         if mixture is None or not isinstance(old.op, MatMul):
             return new
-        if actions[old.op.weight.source] > 1 or not all(map(is_private, mixture.inner)):
+        if not is_private(mixture, old):
             return new
         if not all(math.isfinite(context.width(x)) for x in mixture.vectors(old)):
             return new
@@ -134,7 +140,7 @@ def _mixture_of(value: Value) -> Mixture | None:
     numbers: dict[Value, int] = {}
     if not _read_hidden(x.op.x, mixture, numbers, x.shape):
         return None
-    mixture.inner = (*inner, *numbers)
+    mixture.inner = (*inner, *mixture.inner, *numbers)
     return mixture
 
 
@@ -169,6 +175,7 @@ def _read_hidden(
             if part is None:
                 return False
             step = Step(part=part)
+            mixture.inner = (*mixture.inner, x)
             inputs = (x.op.x,)
         case _:
             return False
@@ -202,8 +209,11 @@ def _chosen_experts(gates: Scalar) -> int | None:
     counts = set()
     for trial in range(TRIALS):
         samples = _Trial(np.random.default_rng(trial))
-        with np.errstate(all="ignore"):
-            numbers = samples[gates]
+        try:
+            with np.errstate(all="ignore"):
+                numbers = samples[gates]
+        except Exception:  # a function rejects numbers that it never gets
+            return None
         counts |= set(np.count_nonzero(numbers[0], axis=0).tolist())
     return counts.pop() if len(counts) == 1 else None
 
@@ -301,7 +311,8 @@ class ChosenExperts:
             for x in flat
         )
         total = np.zeros((count, tokens, tokens))
-        for group in _groups(shares, limit=rows.shape[1]):
+        is_zero = np.diagonal(grams, axis1=1, axis2=2) == 0
+        for group in _groups(shares, is_zero, limit=rows.shape[1]):
             h = self._hidden(group, grams, rows)
             replica, t = group.replica[:, None], group.token
             h *= shares[replica, group.expert[:, None], t][..., None]
@@ -345,20 +356,24 @@ class Group(NamedTuple):
     row: Any  # the numbers of these pairs of an expert and a token, of the same shape
 
 
-def _groups(gates: Floats, limit: int) -> list[Group]:
+def _groups(gates: Floats, is_zero: Any, limit: int) -> list[Group]:
     """The sets of tokens with gates other than 0, (replicas, experts, tokens), by size.
 
-    There may be `limit` pairs of an expert and a token in a replica.
+    There may be `limit` pairs of an expert and a token in a replica. Tokens that are 0,
+    (replicas, tokens), are not counted: all experts are equal for them, and their
+    products need no random numbers.
     """
-    loads = np.count_nonzero(gates, axis=-1)
-    if (loads.sum(axis=-1) > limit).any():
+    replica, expert, token = np.nonzero(gates)
+    needs_row = ~is_zero[replica, token]
+    needed = np.bincount(replica[needs_row], minlength=len(gates))
+    if (needed > limit).any():
         raise ValueError(
             "some tokens choose more experts than others: their gates are equal"
         )
-    replica, expert, token = np.nonzero(gates)
     # the pairs of a replica are numbered in this order
-    of_replica = np.cumsum(loads.sum(axis=-1)) - loads.sum(axis=-1)
-    row = np.arange(len(token)) - of_replica[replica]
+    before = np.cumsum(needed) - needed
+    row = np.where(needs_row, np.cumsum(needs_row) - 1 - before[replica], 0)
+    loads = np.count_nonzero(gates, axis=-1)
     starts = np.cumsum(loads.ravel()) - loads.ravel()
     groups = []
     for size in np.unique(loads[loads > 0]):

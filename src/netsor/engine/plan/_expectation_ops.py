@@ -117,16 +117,12 @@ def _closed_form(xp: Any, u: Array, v: Array, f: Function, g: Function) -> Array
     """
     from .. import expect
 
-    x = u[..., 0, :]
-    y = v[..., 0, :]
+    x = u[..., 0, :]  # (…, i, directions)
+    y = v[..., 0, :]  # (…, j, directions)
+    variances_of_x = squares(xp, x)[..., :, None]
+    variances_of_y = squares(xp, y)[..., None, :]
     exact = expect.closed_form(
-        f,
-        g,
-        mu=0.0,
-        nu=0.0,
-        a=squares(xp, x)[..., :, None],
-        c=gram(xp, x, y),
-        b=squares(xp, y)[..., None, :],
+        f, g, mu=0.0, nu=0.0, a=variances_of_x, c=gram(xp, x, y), b=variances_of_y
     )
     if exact is None:
         raise TypeError(f"no formula for E[{f.name}(u) {g.name}(v)]: numpy only")

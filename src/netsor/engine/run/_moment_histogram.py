@@ -119,20 +119,23 @@ class MomentGrid:
 
         It is the mean in the middle of each cell `index`, the change of the mean over
         the `reach` of up, and the variance that remains. `unit` are the variances in
-        the middle of the cells.
+        the middle of the cells. All arrays are (cells,), and `moments` are those of
+        `placed`, (5, cells).
         """
         up, _, across, across2, across_up = moments
-        column_width = np.sqrt(unit) / STEPS
+        # the slope of `across` over the reach, and the variance that it leaves
         covariance = across_up - across * up
         zeros = np.zeros_like(unit)
         slope = np.divide(covariance, reach, out=zeros, where=reach > 1e-7)
         variance_of_across = across2 - across**2
-        residual_of_across = np.maximum(variance_of_across - slope**2, 0.0)
+        residual = np.maximum(variance_of_across - slope**2, 0.0)
+
         # columns are counted from the centre; `across` is relative to the middle
+        column_width = np.sqrt(unit) / STEPS
         column = index % self.columns - self.columns // 2
         mean = np.full_like(unit, self.centre)
         mean = mean + (column + 0.5 + across) * column_width
-        return mean, slope * column_width, column_width**2 * residual_of_across
+        return mean, slope * column_width, column_width**2 * residual
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians of the law, two per cell.

@@ -260,12 +260,13 @@ def _normal_arguments(cores: Sequence[Shape], scalars: int) -> list[NumpyArray]:
 def _made_positive(x: NumpyArray) -> NumpyArray:
     """Positive numbers; definite matrices, if the last two axes are matrices."""
     positive: NumpyArray = np.abs(x) + 0.1
-    if x.ndim <= 3 or x.shape[-1] != x.shape[-2]:
+    are_matrices = x.ndim > 3 and x.shape[-1] == x.shape[-2]
+    if not are_matrices:
         return positive
     # functions of Gram matrices may need definite ones
-    rows = x.shape[-1]
+    size = x.shape[-1]
     symmetric = (positive + np.swapaxes(positive, -1, -2)) / 2
-    definite: NumpyArray = symmetric + 4 * rows * np.eye(rows)
+    definite: NumpyArray = symmetric + 4 * size * np.eye(size)
     return definite
 
 

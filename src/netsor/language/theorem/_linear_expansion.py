@@ -175,8 +175,10 @@ def _initial_vectors(op: Gaussian, first_matrix: int, total: int) -> Table:
     """The table of mean · (1, …, 1) + Σ_k factor_k E_k; E_0 has the first matrix."""
     count = op.factor.shape[-1]
     factor = op.factor.reshape(op.mean.size, count)
+    # a column for (1, …, 1), which has the matrix −1, and one for each E_k
     coefficients = np.column_stack([op.mean.ravel(), factor])
     matrix_of_column = np.append(-1, first_matrix + np.arange(count))
-    keys = total * matrix_of_column
+    key_of_column = total * matrix_of_column
     positions, columns = np.nonzero(coefficients)
-    return Table(positions, keys[columns], coefficients[positions, columns])
+    nonzero = coefficients[positions, columns]
+    return Table(positions, key_of_column[columns], nonzero)

@@ -524,20 +524,21 @@ def _mean_over_heads(rows: Array, heads: int, grid: Array) -> Array:
         return laws_of_mean[count]
 
     # (∂v)² = (Σ_a ∂w_a)²/H² has squares of one head and products of two different
-    # heads a and b: first the law of these two, then the other heads
-    products_of_two = np.transpose(derivatives) @ derivatives
-    (product,) = mean_of_two(0.5, products_of_two)
-    pairs = np.outer(product, law_of_mean(heads - 2))
+    # heads a and b: first the law of the mean of these two, then the other heads
+    pairs_of_two = np.transpose(derivatives) @ derivatives
+    (product_of_two,) = mean_of_two(0.5, pairs_of_two)
+    pairs = np.outer(product_of_two, law_of_mean(heads - 2))
     (product,) = mean_of_two(2 / heads, pairs)
 
+    # terms of one head, and the other heads
     other_heads = law_of_mean(heads - 1)
-    second_derivative, square = mean_of_two(
+    mean_second_derivative, mean_square = mean_of_two(
         1 / heads,
         np.outer(second_derivative, other_heads),
         np.outer(square, other_heads),
     )
-    total_square = square / heads + (1 - 1 / heads) * product
-    return np.array([law_of_mean(heads), second_derivative, total_square])
+    total_square = mean_square / heads + (1 - 1 / heads) * product
+    return np.array([law_of_mean(heads), mean_second_derivative, total_square])
 
 
 def _mean_of_two(share: float, pairs: Sequence[Array], grid: Array) -> Array:

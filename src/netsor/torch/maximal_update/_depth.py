@@ -21,7 +21,7 @@ from ...maximal_update._depth_rule import (
     layer_pattern,
     named_output,
 )
-from ...maximal_update._measurement import Size, fits_of
+from ...maximal_update._measurement import LEVEL, LEVEL_OF_EPS, Size, fits_of
 from ...maximal_update._power import Power
 from ...maximal_update._rules import (
     OutputScale,
@@ -91,18 +91,18 @@ class TorchDepths:
             for depth in self.depths
         ]
 
-        def fits(field: str) -> dict[str, Fit | None]:
+        def fits(field: str, level: float = LEVEL) -> dict[str, Fit | None]:
             """The exponents of one field of the draws."""
             numbers = [
                 [getattr(draw, field) for draw in of_depth]
                 for of_depth in draws_by_depth
             ]
-            return fits_of(numbers, depths)
+            return fits_of(numbers, depths, level)
 
         return Measured(
             branches=fits("branches"),
             changes=fits("changes"),
-            gradients=fits("gradients"),
+            gradients=fits("gradients", LEVEL_OF_EPS),
             outputs=fits("outputs"),
             pattern=self.pattern,
         )

@@ -50,7 +50,7 @@ def patterns_of(name):
     number = r"(?<=\\.)\\d+(?=\\.|$)"
     return name, re.sub(number, "*", name, count=1), re.sub(number, "*", name)
 
-{depth_of}
+{original_name}{depth_of}
 def factor(power, model, base_width{base_depth_argument}):
     """A power of the width{and_the_depth}, relative to the base."""
     width, depth = power
@@ -60,7 +60,7 @@ def factor(power, model, base_width{base_depth_argument}):
 
 def rule_of(name):
     """The exponents of a parameter, by its name or its pattern."""
-{original_name}    for pattern in patterns_of(name):
+    for pattern in patterns_of({name}):
         if pattern in RULES:
             return RULES[pattern]
     raise KeyError(f"no rule for the parameter {{name}}: derive the rules again")
@@ -136,7 +136,7 @@ DEPTH_FIELDS = (
 DEPTH_OF = '''
 def depth_of(model):
     """The number of layers of a model."""
-    names = (patterns_of(name) for name, _ in model.named_parameters())
+    names = (patterns_of({name}) for name, _ in model.named_parameters())
     return sum({pattern!r} in patterns for patterns in names)
 
 '''
@@ -177,10 +177,14 @@ SCALED_PARAMETERS = """\
                 owner = model.get_submodule(path)
                 parametrize.register_parametrization(owner, last, rows)
 """
-ORIGINAL_NAME = """\
+ORIGINAL_NAME = '''
+def original_name(name):
+    """The name of a parameter that Rows multiplies, and of every other one."""
     if "parametrizations." in name:
         name = name.replace("parametrizations.", "").removesuffix(".original")
-"""
+    return name
+
+'''
 
 
 def _fields_of_rows(has_rows: bool) -> dict[str, str]:
@@ -189,21 +193,28 @@ def _fields_of_rows(has_rows: bool) -> dict[str, str]:
         return {
             "what_is_scaled": "outputs of submodules, by forward hooks",
             "original_name": "",
+            "name": "name",
             "scaled_parameters": "",
         }
     return {
         "what_is_scaled": "outputs of submodules and rows of parameters",
         "original_name": ORIGINAL_NAME,
+        "name": "original_name(name)",
         "scaled_parameters": SCALED_PARAMETERS,
     }
 
 
-def _fields_of_depth(pattern: str | None, base: int | None) -> dict[str, str]:
-    """What FUNCTIONS says about the depth, the number of parameters of a pattern."""
+def _fields_of_depth(
+    pattern: str | None, base: int | None, name: str
+) -> dict[str, str]:
+    """What FUNCTIONS says about the depth, the number of parameters of a pattern.
+
+    `name` is the code of the name of a parameter.
+    """
     if pattern is None:
         return dict.fromkeys(DEPTH_FIELDS, "")
     return {
-        "depth_of": DEPTH_OF.format(pattern=pattern),
+        "depth_of": DEPTH_OF.format(pattern=pattern, name=name),
         "base_depth_argument": f", base_depth={base}",
         "base_depth_line": f",\n    base_depth={base}",
         "base_depth": ", base_depth",
@@ -248,12 +259,13 @@ def source_of(content: FileContent) -> str:
     has_eps = any(rule.eps != Power() for rule in content.parameters.values())
     has_rows = any(scale.parameters for scale in content.scales)
     has_matrices = bool(content.matrices)
+    of_rows = _fields_of_rows(has_rows)
     functions = FUNCTIONS.format(
         reference=content.reference.name,
         axis=content.reference.axis,
         over=content.reference.divided,
-        **_fields_of_rows(has_rows),
-        **_fields_of_depth(content.depth_pattern, content.base_depth),
+        **of_rows,
+        **_fields_of_depth(content.depth_pattern, content.base_depth, of_rows["name"]),
         **_fields_of_matrices(has_matrices),
         **_fields_of_eps(has_eps, has_depth, has_matrices),
     )
