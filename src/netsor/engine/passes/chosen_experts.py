@@ -17,7 +17,8 @@ on directions for which the products of all tokens are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -49,43 +50,72 @@ def compute_chosen_experts(outputs: Sequence[Value], context: Context) -> list[V
     values = context.ordered(outputs)
     if not any(isinstance(value.op, Concat) for value in values):
         return list(outputs)
-    users = users_of(values)
-    actions: dict[Any, int] = {}
-    for value in values:
-        if isinstance(value.op, Acting):
-            source = value.op.weight.source
-            actions[source] = actions.get(source, 0) + 1
-
-    def is_private(mixture: Mixture, output: Value) -> bool:
-        """Whether nothing else needs values of a mixture, or its matrices."""
-        inside = {*mixture.inner, output}
-        readers = [user for value in mixture.inner for user in users[value]]
-        operations = [value.op for value in inside]
-        matrices = [op.weight.source for op in operations if isinstance(op, Acting)]
-        return (
-            inside.issuperset(readers)
-            and inside.isdisjoint({*outputs} - {output})
-            and all(actions[matrix] == 1 for matrix in matrices)
-        )
+    uses = Uses.of(values, outputs)
 
     def change(old: Value, new: Value) -> Value:
         """The output of a mixture of experts from the chosen ones."""
         mixture = _mixture_of(old)
-        if mixture is None or not isinstance(old.op, MatMul):
+        if mixture is None or not uses.are_inside(mixture, old):
             return new
-        if not is_private(mixture, old):
-            return new
-        if not all(math.isfinite(context.width(x)) for x in mixture.vectors(old)):
-            return new
-        chosen = _chosen_experts(mixture.gates)
-        experts = mixture.gates.shape[0]
-        if chosen is None or LEAST_RATIO * chosen > experts:
+        chosen = _worthwhile_choice(mixture, old, context)
+        if chosen is None:
             return new
         renewed = _mixture_of(new)
         assert renewed is not None
         return _from_chosen(new, renewed, chosen, context.bound)
 
     return rewritten(outputs, context, change)
+
+
+def _worthwhile_choice(mixture: Mixture, output: Value, context: Context) -> int | None:
+    """The number of experts of a token, if sampling only these costs less."""
+    if not all(math.isfinite(context.width(x)) for x in mixture.vectors(output)):
+        return None
+    chosen = _chosen_experts(mixture.gates)
+    experts = mixture.gates.shape[0]
+    if chosen is None or LEAST_RATIO * chosen > experts:
+        return None
+    return chosen
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Where a program uses values and matrices.
+
+    Attributes
+    ----------
+    outputs : frozenset of Value
+        What the program returns.
+    readers : mapping
+        The values that are computed from each value.
+    actions : Counter
+        How many products each matrix, by its source, is in.
+    """
+
+    outputs: frozenset[Value]
+    readers: Mapping[Value, Sequence[Value]]
+    actions: Counter[Any]
+
+    @classmethod
+    def of(cls, values: Sequence[Value], outputs: Sequence[Value]) -> Uses:
+        """The uses in a program with these values and outputs."""
+        return cls(frozenset(outputs), users_of(values), Counter(_matrices(values)))
+
+    def are_inside(self, mixture: Mixture, output: Value) -> bool:
+        """Whether nothing else needs values of a mixture, or its matrices."""
+        inside = {*mixture.inner, output}
+        readers = [user for value in mixture.inner for user in self.readers[value]]
+        return (
+            inside.issuperset(readers)
+            and inside.isdisjoint(self.outputs - {output})
+            and all(self.actions[matrix] == 1 for matrix in _matrices(inside))
+        )
+
+
+def _matrices(values: Iterable[Value]) -> list[Any]:
+    """The sources of the matrices that act in these values, once for each product."""
+    operations = [value.op for value in values]
+    return [op.weight.source for op in operations if isinstance(op, Acting)]
 
 
 # The mixture in the graph
@@ -154,37 +184,56 @@ def _read_hidden(
         return True
     if value.shape != shape:
         return False
-    inputs: tuple[Value, ...] = value.op.inputs
-    step = Step()
-    match value.op:
-        case MatMul(weight=weight, x=x, each=False):
-            if weight.batch != shape[:1] or weight.transposed:
-                return False
-            if mixture.tokens not in (None, x) or x.shape != shape[1:]:
-                return False
-            mixture.tokens = x
-            step = Step(product=len(mixture.products))
-            mixture.products = (*mixture.products, value)
-            inputs = ()
-        case Nonlin(f=f, scalars=()):
-            step = Step(f=f)
-        case Add():
-            pass
-        case Take(x=x, flat=flat) if isinstance(x.op, Split):
-            part = _part_of(x, flat)
-            if part is None:
-                return False
-            step = Step(part=part)
-            mixture.inner = (*mixture.inner, x)
-            inputs = (x.op.x,)
-        case _:
-            return False
+    read = _step_to(value, mixture, shape)
+    if read is None:
+        return False
+    step, inputs = read
     if not all(_read_hidden(x, mixture, numbers, shape) for x in inputs):
         return False
     numbers[value] = len(mixture.steps)
     step = step._replace(inputs=tuple(numbers[x] for x in inputs))
     mixture.steps = (*mixture.steps, step)
     return True
+
+
+def _step_to(
+    value: Value, mixture: Mixture, shape: tuple[int, ...]
+) -> tuple[Step, tuple[Value, ...]] | None:
+    """The step that computes a value, and the values that it reads; None if it is no
+    function of coordinates. Products and values in between are added to the mixture.
+    """
+    match value.op:
+        case MatMul():
+            return _step_of_product(value, mixture, shape)
+        case Nonlin(f=f, scalars=()):
+            return Step(f=f), value.op.inputs
+        case Add():
+            return Step(), value.op.inputs
+        case Take(x=x, flat=flat) if isinstance(x.op, Split):
+            part = _part_of(x, flat)
+            if part is None:
+                return None
+            mixture.inner = (*mixture.inner, x)
+            return Step(part=part), (x.op.x,)
+    return None
+
+
+def _step_of_product(
+    value: Value, mixture: Mixture, shape: tuple[int, ...]
+) -> tuple[Step, tuple[Value, ...]] | None:
+    """The step of V_e x_t, added to the mixture; None if it is no product of the same
+    tokens with a matrix for each expert.
+    """
+    assert isinstance(value.op, MatMul)
+    weight, x = value.op.weight, value.op.x
+    if value.op.each or weight.batch != shape[:1] or weight.transposed:
+        return None
+    if mixture.tokens not in (None, x) or x.shape != shape[1:]:
+        return None
+    mixture.tokens = x
+    step = Step(product=len(mixture.products))
+    mixture.products = (*mixture.products, value)
+    return step, ()
 
 
 def _part_of(split: Value, flat: Any) -> tuple[int, int] | None:
