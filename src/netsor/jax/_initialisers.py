@@ -228,23 +228,34 @@ def _of_known(equation: Any, inputs: list[Any]) -> Any:
     """
     name, aval = equation.primitive.name, equation.outvars[0].aval
     shape = tuple(aval.shape)
-    values = [np.asarray(x.value) for x in inputs]
-    if name == "broadcast_in_dim" and math.prod(inputs[0].shape) == 1:
-        return Known(values[0].reshape(()), shape)
-    if name in RESHAPING and values[0].size == 1:
-        return Known(values[0].astype(aval.dtype).reshape(()), shape)
-    if name in NUMPY and all(value.size == 1 for value in values):
-        numbers = [value.reshape(()) for value in values]
-        with np.errstate(all="ignore"):
-            result = NUMPY[name](*numbers)
-        return Known(np.asarray(result, dtype=aval.dtype), shape)
+    number = _one_number(name, aval.dtype, inputs)
+    if number is not None:
+        return Known(number, shape)
     if name.startswith("random"):
-        seeds = [value.tobytes() for value in values]
+        seeds = [np.asarray(x.value).tobytes() for x in inputs]
         return Key(("given", name, *seeds), shape)
     result = PrimitiveCall.of(equation)(*(x.whole for x in inputs))
     if isinstance(result, list | tuple):
         return UNKNOWN
     return Known(np.asarray(result), shape)
+
+
+def _one_number(name: str, dtype: Any, inputs: list[Any]) -> Any:
+    """The number that fills the result of an operation on known numbers.
+
+    It is an array without axes, or None if the result may have different entries.
+    """
+    values = [np.asarray(x.value) for x in inputs]
+    if name == "broadcast_in_dim" and math.prod(inputs[0].shape) == 1:
+        return values[0].reshape(())
+    if name in RESHAPING and values[0].size == 1:
+        return values[0].astype(dtype).reshape(())
+    if name in NUMPY and all(value.size == 1 for value in values):
+        numbers = [value.reshape(()) for value in values]
+        with np.errstate(all="ignore"):
+            result = NUMPY[name](*numbers)
+        return np.asarray(result, dtype=dtype)
+    return None
 
 
 def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:

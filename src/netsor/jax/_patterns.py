@@ -390,16 +390,7 @@ class Joiner:
             if self.only_known or all(_is_affine(member) for member in group):
                 return []
             function = Entrywise(composite).function(node.target, 1)
-        replacement = _node(
-            node,
-            operation=function.name,
-            args=(x,),
-            kwargs={"function": function},
-            compute=composite,
-        )
-        replacement.target = "function"
-        replacement.meta["joined"] = group
-        return [replacement]
+        return [_of_group(node, x, function, composite, group)]
 
     def _relu(self, node: Node) -> Node:
         """The larger of a tensor and 0."""
@@ -464,6 +455,22 @@ class Joiner:
             numbers[member] = len(numbers)
             steps.append(Step(member.compute, args))
         return Composite(1, tuple(steps))
+
+
+def _of_group(
+    node: Node, x: Node, function: Any, composite: Composite, group: list[Node]
+) -> Node:
+    """A node that is a function of x, in the place of a group that ends with `node`."""
+    replacement = _node(
+        node,
+        operation=function.name,
+        args=(x,),
+        kwargs={"function": function},
+        compute=composite,
+    )
+    replacement.target = "function"
+    replacement.meta["joined"] = group
+    return replacement
 
 
 def _position(group: list[Node], x: Node) -> Callable[[Node], int]:

@@ -223,13 +223,23 @@ def law_of_entries(
     if drawn is None:
         is_recognised = measured.law in RECOGNISED
         return replace(measured, std_error=0.0, note="") if is_recognised else measured
-    law = measured.law
-    if law not in RECOGNISED:
-        # its marginal law is known: the entries may still depend on each other
-        law = _joint_law(samples, moments[0], LawName(drawn.name)).law
-        if law != drawn.name:
-            return measured
+    if not _can_have_law(measured, samples, moments[0], drawn):
+        return measured
     return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
+
+
+def _can_have_law(
+    measured: Parameter, samples: list[Floats], mean: float, drawn: Distribution
+) -> bool:
+    """Whether samples can have the law that the code draws in one step.
+
+    Then the law of each entry is known, even if it was not recognised; but the entries
+    may still depend on each other.
+    """
+    if measured.law in RECOGNISED:
+        return True
+    joint = _joint_law(samples, mean, LawName(drawn.name))
+    return joint.law == drawn.name
 
 
 def _measured(

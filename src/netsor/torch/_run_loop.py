@@ -295,18 +295,11 @@ def _evaluated(loop: Loop, step: int, module: Any) -> Any:
 
 
 def _updated(loop: Loop, step: int, setup: Setup) -> Any:
-    """Update the parameters and the learning rates; the first group's rate before.
-
-    A schedule that begins late, or whose first rate is repeated, waits one step; a late
-    one has rate 0 until then.
-    """
-    is_first = step == 0
-    if loop.schedule == "before" and is_first:
+    """Update the parameters and the learning rates; the first group's rate before."""
+    if loop.schedule == "before" and step == 0:
         setup.step_schedules()
     rates = [group["lr"] for group in setup.param_groups]
-    factor = loop.rate_factors[step] if step < len(loop.rate_factors) else 1.0
-    if loop.schedule == "late" and is_first:
-        factor = 0.0
+    factor = _rate_factor(loop, step)
     if factor != 1:
         setup.set_rates([factor * rate for rate in rates])
     rate = torch.as_tensor(setup.param_groups[0]["lr"], dtype=torch.float64)
@@ -314,11 +307,26 @@ def _updated(loop: Loop, step: int, setup: Setup) -> Any:
         setup.step()
     if factor != 1:
         setup.set_rates(rates)
-    waits = loop.schedule in ("late", "repeated") and is_first
-    if not waits and loop.schedule != "off":
+    if _moves_schedules(loop, step):
         for _ in range(loop.schedule_steps):
             setup.step_schedules()
     return rate
+
+
+def _rate_factor(loop: Loop, step: int) -> float:
+    """What multiplies the learning rates of a step; 0 until a late schedule begins."""
+    if loop.schedule == "late" and step == 0:
+        return 0.0
+    return loop.rate_factors[step] if step < len(loop.rate_factors) else 1.0
+
+
+def _moves_schedules(loop: Loop, step: int) -> bool:
+    """Whether schedules move on after a step.
+
+    One that begins late, or whose first rate is repeated, waits one step.
+    """
+    waits = loop.schedule in ("late", "repeated") and step == 0
+    return not waits and loop.schedule != "off"
 
 
 def _passes(loop: Loop, step: int, module: Any, setup: Setup) -> Any:

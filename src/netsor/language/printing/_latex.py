@@ -314,10 +314,8 @@ class Writer:
                 return [rf"{name} {tex.normal(std)} {ranges}"]
             case ops.Hyperparameter(name=symbol):
                 return [rf"{name} = \text{{{tex.escape(symbol)}}} \text{{ given}}"]
-            case ops.Root(over=over, under=under):
-                numerator = " ".join(map(tex.dimension, over)) or "1"
-                denominator = " ".join(map(tex.dimension, under)) or "1"
-                return [rf"{name} = \sqrt{{{numerator}/({denominator})}}"]
+            case ops.Root() as root:
+                return [f"{name} = {_ratio_of_widths(root)}"]
             case MatMul() | SteppedMatMul():
                 return self._product_lines(op, value, i, ranges)
         notation = tex.Notation(self.ref, self.positions)
@@ -751,6 +749,13 @@ class _Terms(NamedTuple):
     over: tuple[str, ...]
     vector: Vector
     entry: Indices
+
+
+def _ratio_of_widths(op: ops.Root) -> str:
+    """√(n m/(k l)), for the widths of a root."""
+    numerator = " ".join(map(tex.dimension, op.over)) or "1"
+    denominator = " ".join(map(tex.dimension, op.under)) or "1"
+    return rf"\sqrt{{{numerator}/({denominator})}}"
 
 
 def _index_ranges(value: Value, i: Indices) -> str:
