@@ -221,36 +221,55 @@ def _with_leading_axes(array: npt.NDArray[Any], ndim: int) -> npt.NDArray[Any]:
 
 
 def nonlin(state: State, value: Vector, op: Nonlin) -> LoweredVector:
-    """h_α = φ(x^1_α, …; p_1, …), coordinate by coordinate.
-
-    At finite width, φ of all coordinates of the arguments. At infinite width, the
-    coordinates of h along the directions of its frames, from Gaussian expectations.
-    """
+    """h_α = φ(x^1_α, …; p_1, …), coordinate by coordinate."""
     scalars = _scalar_arguments(state, value, op)
-    if value not in state.analysis.infinite:
-        builder = state.builder
-        width = int(state.analysis.widths[value])
-        arguments = [state.vectors[x].coordinates for x in op.vectors]
-        arrays = [builder.pad_or_cut(argument, width) for argument in arguments]
-        coordinates = _apply(
-            state, value, op, rows=arrays, arrays=arrays, scalars=scalars
-        )
-        return LoweredVector(coordinates)
+    if value in state.analysis.infinite:
+        return _nonlin_at_infinite_width(state, value, op, scalars)
+    return _nonlin_at_finite_width(state, value, op, scalars)
 
+
+def _nonlin_at_finite_width(
+    state: State, value: Vector, op: Nonlin, scalars: Sequence[Register]
+) -> LoweredVector:
+    """φ of all coordinates of the arguments."""
+    width = int(state.analysis.widths[value])
+    arguments = [
+        state.builder.pad_or_cut(state.vectors[x].coordinates, width)
+        for x in op.vectors
+    ]
+    outputs = _apply(
+        state, value, op, rows=arguments, arrays=arguments, scalars=scalars
+    )
+    return LoweredVector(coordinates=outputs)
+
+
+def _nonlin_at_infinite_width(
+    state: State, value: Vector, op: Nonlin, scalars: Sequence[Register]
+) -> LoweredVector:
+    """What Gaussian expectations say of h: its coefficients along the directions that a
+    frame keeps, and the coordinates h_α that are outputs.
+
+    Vectors that have met are in one frame; a group has frames of one size.
+    """
     check_jumps(state, value)
     sample = None
     if value in state.analysis.coordinates:
         sample = _output_coordinates(state, value, op, scalars)
 
-    # the coordinates along the directions of each group's frame
-    sets = np.zeros((*value.shape, state.analysis.blocks[value]), dtype=object)
-    by_position: list[tuple[Ints, Register]] = []
+    shape = (*value.shape, state.analysis.blocks[value])
+    # for each vector and block the set of its directions: an integer, bit by bit
+    direction_sets = np.zeros(shape, dtype=object)
+    coefficients: list[tuple[Ints, Register]] = []
     for group in state.groups_of(value):
         positions = group.positions[value]
-        coordinates, directions_of_group = _features_in_group(state, value, op, group)
-        sets.reshape(-1)[positions] = directions_of_group
-        by_position.append((positions, coordinates))
-    return LoweredVector(state.scatter(by_position, *sets.shape), sample, sets)
+        of_group, direction_set = _features_in_group(state, value, op, group)
+        coefficients.append((positions, of_group))
+        direction_sets.reshape(-1)[positions] = direction_set
+    return LoweredVector(
+        coordinates=state.scatter(coefficients, *shape),
+        sample=sample,
+        sets=direction_sets,
+    )
 
 
 def _output_coordinates(

@@ -148,6 +148,7 @@ class _Elimination:
             forward = acting.T if acting.transposed else acting
             self._matrices[key] = _Matrices(forward, times)
         matrices = self._matrices[key]
+        matrices.uses_left -= 1
         # whether other products depend on what this one makes of a direction
         needs_directions = times > 1 or weight.source in self._correlated
         orders = self._orders if needs_directions else None
@@ -307,36 +308,52 @@ class _Matrices:
     def act(self, x: Vector, side: int, gain: float, context: Context) -> Vector:
         """W x or W^T x, (matrices, vectors), for W with entries N(0, gain²/in).
 
-        x = Σ_j c_j D_j over earlier directions D_j and new ones, and W x = Σ_j c_j E_j
-        with their images E_j; both are kept for later inputs.
+        x = Σ_j c_j D_j over earlier directions D_j and new ones, so that W x = Σ_j c_j
+        E_j with their images E_j.
         """
-        self.uses_left -= 1
-        widths = self.weight.in_width, self.weight.out_width
-        infinite = any(math.isinf(width.bind(context.bound)) for width in widths)
         x, earlier = self._with_earlier_directions(x, side)
-        # no later use needs directions, and the correction is linear in D
-        if not earlier and not self.uses_left and not infinite:
+        is_infinite = any(math.isinf(n) for n in self._bound_widths(context))
+        # Directions serve later inputs, and this one if it shares some with earlier
+        # inputs. Else x takes their place, as the correction is linear in it. At
+        # infinite width lowering reads small parts from directions alone.
+        needs_directions = self.uses_left > 0 or earlier is not None or is_infinite
+        if not needs_directions:
             product = self.fresh(x, side, gain)
             return self._corrected(product, new=x, side=side, gain=gain)
 
-        new_directions = Vector(Span(x, earlier), x.shape, x.width)
-        new_images = self._corrected(
-            self.fresh(new_directions, side), new_directions, side
-        )
-        directions = _extended(earlier[0] if earlier else None, new_directions)
-        images = _extended(self.images[side], new_images)
-        self.directions[side] = directions
-        self.images[side] = images
-
+        directions, images = self._add_directions(x, earlier, side)
+        # (…, vectors, directions), where … are the matrices if each has its own inputs
         shape = (*x.shape, directions.shape[-1])
         coefficients = Scalar(Coefficients(x, directions), shape)
         if gain == 1:
             return mix(coefficients, images)
         scale = constant(np.asarray(gain))
-        if infinite:
+        if is_infinite:  # coefficients of order n^(−1/2) are recognised unscaled
             return scale * mix(coefficients, images)
         # there are fewer coefficients than coordinates
         return mix(scale * coefficients, images)
+
+    def _add_directions(
+        self, x: Vector, earlier: Vector | None, side: int
+    ) -> tuple[Vector, Vector]:
+        """All directions of a side and their images, with those that x adds; both are
+        kept for later inputs.
+        """
+        known = () if earlier is None else (earlier,)
+        new_directions = Vector(Span(x, known), x.shape, x.width)
+        new_images = self._corrected(
+            self.fresh(new_directions, side), new=new_directions, side=side
+        )
+        directions = _extended(earlier, new_directions)
+        images = _extended(self.images[side], new_images)
+        self.directions[side] = directions
+        self.images[side] = images
+        return directions, images
+
+    def _bound_widths(self, context: Context) -> tuple[float, float]:
+        """The widths of the inputs and of the outputs of W."""
+        in_width, out_width = self.weight.in_width, self.weight.out_width
+        return in_width.bind(context.bound), out_width.bind(context.bound)
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:
         """Whether inputs x differ from each other, or from earlier ones, only by small
@@ -352,25 +369,26 @@ class _Matrices:
         if not self.has_small_part[side] or len(rates) != 1:
             return False
         x, earlier = self._with_earlier_directions(x, side)
-        return not orders.adds_direction(x, earlier).all()
+        known = () if earlier is None else (earlier,)
+        return not orders.adds_direction(x, known).all()
 
     def _with_earlier_directions(
         self, x: Vector, side: int
-    ) -> tuple[Vector, tuple[Vector, ...]]:
-        """x, and the earlier directions of its side: no array, or one.
+    ) -> tuple[Vector, Vector | None]:
+        """x, and the earlier directions of its side, if any.
 
         Both are (K,) or (matrices, K): they get an axis of matrices if either has one.
         """
         earlier = self.directions[side]
         if earlier is None:
-            return x, ()
+            return x, None
         if x.ndim != earlier.ndim:
             matrices = self.weight.members.size
             if x.ndim != 2:
                 x = x.broadcast_to((matrices, *x.shape))
             if earlier.ndim != 2:
                 earlier = earlier.broadcast_to((matrices, *earlier.shape))
-        return x, (earlier,)
+        return x, earlier
 
     def fresh(self, directions: Vector, side: int, gain: float = 1.0) -> Vector:
         """g: fresh matrices with entries N(0, gain²/in), applied to new directions."""
