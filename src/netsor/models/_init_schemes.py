@@ -38,7 +38,7 @@ def recipe(model: D, name: str) -> D:
     model : Transformer
         A model.
     name : str
-        One of `ns.models.RECIPES`, which has the description and source of each.
+        One of `ns.models.RECIPES`, which gives the description and source of each.
 
     Returns
     -------

@@ -1,10 +1,10 @@
 """What to change where several rules flag a model.
 
-The advice of a rule is about that rule. Applied together, pieces of advice can undo each
-other: smaller embeddings lower the logits that are tied to them, and also the part of
-the stream that they are. So the joint remedy names the common cause, if there is one.
-Otherwise it merges the advice of the forward rules, which gradients depend on, and names
-what it leaves out.
+The advice of a rule concerns that rule only. Pieces of advice can undo each other:
+smaller embeddings lower the logits that are tied to them, but they also become a
+smaller part of the stream. So the joint remedy names the common cause, if there is one.
+Otherwise it merges the advice of the forward rules, on which gradients depend, and
+names the rules that it leaves out.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _common_cause(model: Transformer, flagged: Sequence[Finding]) -> Advice | No
     names = join_words([finding.name for finding in flagged])
     words = (
         f"One common cause of {names}: every matrix of the blocks has a std of"
-        f" {min(factors):.2g} to {max(factors):.2g} times 1/√fan-in, so it enlarges what"
-        " it multiplies. Lower all of them at once; do not apply the advice of each rule"
+        f" {min(factors):.2g} to {max(factors):.2g} times 1/√fan-in, so it enlarges its"
+        " input. Lower all of them at once, instead of following each piece of advice"
     )
     return Advice(words, {"std": math.sqrt(2 / (5 * model.width))})
 
