@@ -196,7 +196,6 @@ def lowered_values(net, widths, lowered, prices=CPU):
         ("decoder", CPU),
         ("one block a loop", ACCELERATOR),
         ("vectors", CPU),
-        ("Llama", CPU),
     ),
 )
 def test_plan_of_equal_blocks_is_that_of_all_blocks(name, prices, lowered):
