@@ -160,9 +160,7 @@ class _Pieces:
     def _inputs(
         self, value: Value, copy: Value, start: int, stop: int
     ) -> Iterator[Value]:
-        """What the values of these heads are made from: the inputs of `copy`, restricted
-        to the heads.
-        """
+        """The inputs of `copy`, restricted to these heads."""
         inputs = zip(
             value.op.inputs, copy.op.inputs, _has_head_axis(value), strict=True
         )
@@ -201,7 +199,7 @@ def _has_head_axis(value: Value) -> list[bool]:
 
 
 def _reads_head_by_head(value: Value) -> bool:
-    """Whether a value reads of each large input, for a head, the entries of this head."""
+    """Whether each head of a value reads only its own entries of the large inputs."""
     for x, has_heads in zip(value.op.inputs, _has_head_axis(value), strict=True):
         if is_large(x) and not (has_heads and x.shape[0] == value.shape[0]):
             return False
