@@ -648,6 +648,7 @@ _NAMES = {
     "netsor.jax._network": ("read_network as jax_network",),
     "netsor.jax._optax": ("first_steps as jax_first_steps",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
+    "netsor.jax._training": ("training_by_optax as jax_training_by_optax",),
     "netsor.jax._passes": (
         "as_pass",
         "pass_function",
