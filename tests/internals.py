@@ -698,6 +698,7 @@ _NAMES = {
     "netsor.torch._network": (
         "_rates",
         "read_network",
+        "training_of_rule",
         "training as network_training",
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),
