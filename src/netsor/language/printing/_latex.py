@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._validate import Shape
 from ..operations import _operation as ops
 from ..operations._operation import (
     Acting,
@@ -32,7 +33,6 @@ from ..theorem._theorem_check import CONJECTURED, NO_LIMIT, Report
 from ..values._array import (
     Ints,
     Operation,
-    Shape,
     Value,
     VectorAccess,
     index_formulas,
