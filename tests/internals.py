@@ -659,6 +659,9 @@ _NAMES = {
         "Linear",
         "Vectors",
     ),
+    "netsor.maximal_update._coordinate_check": (
+        "coordinate_check as maximal_update_check",
+    ),
     "netsor.maximal_update._measurement": ("_pooled", "repeated_groups"),
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
