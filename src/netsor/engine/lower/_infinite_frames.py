@@ -27,7 +27,7 @@ from ..passes.fuse_nonlinearities import Composed, jumps
 from ..plan._expectation_ops import COORDINATE_NODES, COORDINATE_NODES_OF_SHIFT
 from ..plan._ir import Register
 from ..plan._ir_builder import Builder, named
-from ..run._rng_keys import CROSS, NODE_SHIFTS, OWN
+from ..run._rng_keys import CROSS, FRAME, NODE_SHIFTS, OWN
 from ._components import FrameBatch, SeedKey
 from ._finite_frames import Frame, spanned
 from ._residual_features import (
@@ -606,7 +606,7 @@ class NodeFrame(LimitFrame):
         nodes = self.nodes
         normals = builder.draw(
             "normals",
-            (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2)),
+            (FRAME, 0, self.group.number, CROSS, max(0, builder.shift - 2)),
             (self.group.frames, 1, nodes),
             f"scores: a normal for each of {nodes} nodes",
         )
