@@ -23,6 +23,7 @@ from tests.internals import TransferRequest as Request
 from tests.internals import model_training as training
 
 from ...inline import Inline
+from ...keep import keep
 
 X, T = np.array([[1.0, 0.0], [0.6, 0.8]]), np.array([1.0, -1.0])
 LR = 2.0 ** np.arange(-4, 5)
