@@ -123,7 +123,7 @@ def _integrals_of_absolute_value(cubic: Array, start: Array, end: Array) -> Arra
     zero_of_line = start[has_zero] / (start - end)[has_zero]
     zero = np.zeros_like(start)
     zero[has_zero] = _roots(cubic[:, has_zero], zero_of_line)
-    integral = polyint(cubic)
+    integral = np.asarray(polyint(cubic), dtype=np.float64)
     before_zero = _values(integral, zero)
     after_zero = integral.sum(axis=0) - before_zero
     return np.asarray(np.abs(before_zero) + np.abs(after_zero))
@@ -164,7 +164,7 @@ def _values(polynomials: Array, t: Array) -> Array:
 
     `numpy.polynomial` does the same, but takes most of its time to move axes.
     """
-    value = polynomials[-1]
+    value: Array = polynomials[-1]
     for coefficient in polynomials[-2::-1]:
         value = coefficient + value * t
     return value
