@@ -353,7 +353,7 @@ class DerivedRule:
         -------
         changes : list of Change
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
-            each output.
+            each output; without an exponent it "does not move" or "is not finite".
         """
         training = self._trained
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
@@ -689,9 +689,9 @@ def _part(scale: OutputScale) -> str:
 
 
 def _interval(exponent: Exponent | None) -> str:
-    """A measured exponent with its interval."""
+    """A measured exponent with its interval; "–" without one."""
     if exponent is None:
-        return "does not move"
+        return "–"
 
     def rounded(x: float) -> float:
         """Two decimals; −0 becomes 0."""

@@ -215,8 +215,8 @@ class Request(TrainingRequest):
     }
 
     @property
-    def promise_axis(self) -> str:
-        """Why promises of a parametrisation are compared with nothing."""
+    def no_promise(self) -> str:
+        """Why nothing is compared with promises of a parametrisation."""
         return "transfer measures the loss alone"
 
     def __post_init__(self) -> None:
