@@ -501,7 +501,7 @@ def _exponent_text(exponent: ExponentInterval) -> str:
 
 class Transfer(ByParametrisation[Sweep]):
     """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its
-    place; `ns.transfer` makes it.
+    place; `ns.transfer` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figure and the tables.
     The parameters are those of `CoordCheck`; its parts are of type `Sweep`.
