@@ -10,7 +10,6 @@ operations together. A front end says how, in `Deferred.function_of`.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from .._array_api import array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
 from ._arithmetic import Call
-from ._axes import Scalars
+from ._axes import NEVER, Scalars
 from ._graph import Node, name_of
 
 # a tensor with so many uses becomes scalars once, and not once for each use
@@ -139,16 +138,16 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 
 def _scalar_of(x: Scalars | Deferred) -> ns.Scalar:
-    """The scalars of an argument, −∞ where a mask takes them out."""
+    """The scalars of an argument; a low number where a mask takes them out."""
     if isinstance(x, Deferred):
         return x.scalars.value
-    if x.allowed is None:
+    if x.low is None or x.allowed is None:
         return x.unmasked
-    return ns.apply(MASK, x.unmasked, x.allowed.astype(float))
+    return ns.apply(MASK, x.unmasked, x.low)
 
 
-def _masked(p: Any, allowed: Any) -> Any:
-    return array_namespace(p).where(allowed > 0, p, -math.inf)
+def _masked(p: Any, low: Any) -> Any:
+    return array_namespace(p).where(low > NEVER, p, low)
 
 
 MASK = Function("mask", _masked, derivative=(1.0, None))
