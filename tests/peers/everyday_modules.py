@@ -530,6 +530,21 @@ class SmallUNet(nn.Module):
         return self.last(functional.silu(x)).flatten(2).transpose(1, 2)
 
 
+class Decoder(nn.Module):
+    """Transposed convolutions make a larger image."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Conv2d(2, 8, 3, padding=1, stride=2)
+        self.up = nn.ConvTranspose2d(8, 6, 4, stride=2, padding=1)
+        self.last = nn.ConvTranspose2d(6, 2, 3, (1, 2), 1, (0, 1), bias=False)
+        gaussian(self)
+
+    def forward(self, pixels):
+        x = functional.leaky_relu(self.up(functional.silu(self.stem(pixels))), 0.2)
+        return self.last(x).flatten(2).transpose(1, 2)
+
+
 class Modulated(nn.Module):
     """FiLM: channels of an image are scaled and shifted by a question."""
 
@@ -829,6 +844,7 @@ EVERYDAY_MODULES = {
     "differential equation": (Differential, (IDS,)),
     "squeeze and excitation": (ExcitedNetwork, (PIXELS,)),
     "U-Net": (SmallUNet, (IMAGES, TIMES)),
+    "decoder": (Decoder, (PIXELS,)),
     "FiLM": (Modulated, (PIXELS, IDS)),
     "mixer": (Mixer, (PIXELS,)),
     "conformer": (Conformer, (IDS,)),
