@@ -12,7 +12,6 @@ from torch.nn import functional
 
 from .unlisted_modules import (
     BATCH,
-    CONTEXT,
     FUTURE,
     HEAD,
     HEADS,
@@ -34,7 +33,13 @@ TIMES = torch.tensor([3.0, 250.0])
 IMAGES = torch.randn(2, 2, 4, 4, generator=GENERATOR)
 POINTS = torch.rand(6, 3, generator=GENERATOR)
 EDGES = torch.tensor(
-    [[1, 1, 0, 0, 1], [1, 1, 1, 0, 0], [0, 1, 1, 1, 0], [0, 0, 1, 1, 1], [1, 0, 0, 1, 1]]
+    [
+        [1, 1, 0, 0, 1],
+        [1, 1, 1, 0, 0],
+        [0, 1, 1, 1, 0],
+        [0, 0, 1, 1, 1],
+        [1, 0, 0, 1, 1],
+    ]
 )
 CATEGORIES = torch.tensor([[3, 1, 0], [2, 1, 5], [7, 4, 4]])
 
@@ -178,7 +183,9 @@ class ClassAttention(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.token = nn.Parameter(torch.randn(1, 1, WIDTH))
-        self.gamma = nn.ParameterList(nn.Parameter(0.1 * torch.ones(WIDTH)) for _ in range(2))
+        self.gamma = nn.ParameterList(
+            nn.Parameter(0.1 * torch.ones(WIDTH)) for _ in range(2)
+        )
         self.up, self.down = linear(WIDTH, 24, bias=True), linear(24, WIDTH)
         self.attend = gaussian(nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
         self.norm = nn.LayerNorm(WIDTH)
@@ -552,7 +559,10 @@ class Modulated(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.ask = linear(WIDTH, 2 * 8, bias=True)
-        self.one, self.two = nn.Conv2d(2, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1)
+        self.one, self.two = (
+            nn.Conv2d(2, 8, 3, padding=1),
+            nn.Conv2d(8, 8, 3, padding=1),
+        )
         self.norm = nn.BatchNorm2d(8, affine=False)
         self.head = nn.Linear(8, 4)
         gaussian(self.one), gaussian(self.two), gaussian(self.head)
@@ -625,7 +635,9 @@ class TextConvolutions(nn.Module):
         self.embed = nn.Embedding(WORDS, WIDTH, padding_idx=0)
         with torch.no_grad():
             self.embed.weight[0].zero_()
-        self.convs = nn.ModuleList(nn.Conv1d(WIDTH, 8, k, padding=k - 1) for k in (1, 2, 3))
+        self.convs = nn.ModuleList(
+            nn.Conv1d(WIDTH, 8, k, padding=k - 1) for k in (1, 2, 3)
+        )
         self.head = nn.Linear(24, 3)
         gaussian(self.convs), gaussian(self.head)
 
@@ -662,13 +674,18 @@ class Radiance(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = linear(15, WIDTH, bias=True), linear(WIDTH, WIDTH, bias=True)
+        self.one, self.two = (
+            linear(15, WIDTH, bias=True),
+            linear(WIDTH, WIDTH, bias=True),
+        )
         self.three = linear(WIDTH + 15, WIDTH, bias=True)
         self.density, self.color = linear(WIDTH, 1), linear(WIDTH, 3)
 
     def forward(self, points):
         angles = [2.0**k * points for k in range(2)]
-        x = torch.cat([points, *(f(a) for a in angles for f in (torch.sin, torch.cos))], -1)
+        x = torch.cat(
+            [points, *(f(a) for a in angles for f in (torch.sin, torch.cos))], -1
+        )
         h = functional.relu(self.two(functional.relu(self.one(x))))
         h = functional.relu(self.three(torch.cat([h, x], dim=-1)))
         density = functional.softplus(self.density(h))
@@ -723,7 +740,9 @@ class CrossNetwork(nn.Module):
     def __init__(self):
         super().__init__()
         self.table = nn.Embedding(8, WIDTH)
-        self.cross = nn.ModuleList(linear(3 * WIDTH, 3 * WIDTH, bias=True) for _ in range(2))
+        self.cross = nn.ModuleList(
+            linear(3 * WIDTH, 3 * WIDTH, bias=True) for _ in range(2)
+        )
         self.head = linear(3 * WIDTH, 2)
 
     def forward(self, categories):
@@ -742,7 +761,10 @@ class TwoTokensAhead(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(WORDS, WIDTH)
         self.up, self.down = linear(WIDTH, 24), linear(24, WIDTH)
-        self.norm1, self.norm2 = nn.RMSNorm(WIDTH, eps=1e-6), nn.RMSNorm(WIDTH, eps=1e-6)
+        self.norm1, self.norm2 = (
+            nn.RMSNorm(WIDTH, eps=1e-6),
+            nn.RMSNorm(WIDTH, eps=1e-6),
+        )
         self.join, self.last = linear(2 * WIDTH, WIDTH), linear(WIDTH, WIDTH)
         self.head = linear(WIDTH, WORDS)
 

@@ -10,6 +10,7 @@ operations together. A front end says how, in `Deferred.function_of`.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from .._array_api import array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
 from ._arithmetic import Call
-from ._axes import NEVER, Scalars
+from ._axes import Scalars
 from ._graph import Node, name_of
 
 # a tensor with so many uses becomes scalars once, and not once for each use
@@ -138,16 +139,16 @@ def _leaves(x: Any) -> Iterator[Any]:
 
 
 def _scalar_of(x: Scalars | Deferred) -> ns.Scalar:
-    """The scalars of an argument; a low number where a mask takes them out."""
+    """The scalars of an argument, −∞ where a mask takes them out."""
     if isinstance(x, Deferred):
         return x.scalars.value
-    if x.low is None or x.allowed is None:
+    if x.allowed is None:
         return x.unmasked
-    return ns.apply(MASK, x.unmasked, x.low)
+    return ns.apply(MASK, x.unmasked, x.allowed.astype(float))
 
 
-def _masked(p: Any, low: Any) -> Any:
-    return array_namespace(p).where(low > NEVER, p, low)
+def _masked(p: Any, allowed: Any) -> Any:
+    return array_namespace(p).where(allowed > 0, p, -math.inf)
 
 
 MASK = Function("mask", _masked, derivative=(1.0, None))

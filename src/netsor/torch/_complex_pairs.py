@@ -7,13 +7,12 @@ map of vectors with given coefficients.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
-
 
 # methods that move entries, or keep them as they are
 REARRANGE = (
@@ -47,7 +46,8 @@ class ComplexPairs:
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         if func in FUNCTIONS_OF_PAIRS:
-            return FUNCTIONS_OF_PAIRS[func](*args, **(kwargs or {}))
+            function = FUNCTIONS_OF_PAIRS[func]
+            return function(*args, **(kwargs or {}))
         return NotImplemented
 
     def __mul__(self, other: Any) -> ComplexPairs:
@@ -114,12 +114,12 @@ class ComplexPairs:
         return int(self.real.ndim)
 
 
-def _product(left: Any, right: Any) -> ComplexPairs:
+def _product(left: Any, right: Any) -> Any:
     """`torch.mul` of two factors, one of which is pairs."""
     return left * right if isinstance(left, ComplexPairs) else right * left
 
 
-def _sum(left: Any, right: Any) -> ComplexPairs:
+def _sum(left: Any, right: Any) -> Any:
     """`torch.add` of two terms, one of which is pairs."""
     return left + right if isinstance(left, ComplexPairs) else right + left
 
@@ -129,7 +129,7 @@ def _as_real(x: ComplexPairs) -> Any:
     return torch.stack((x.real, x.imag), -1)
 
 
-FUNCTIONS_OF_PAIRS = {
+FUNCTIONS_OF_PAIRS: dict[Any, Callable[..., Any]] = {
     torch.view_as_real: _as_real,
     torch.Tensor.__mul__: _product,
     torch.mul: _product,
@@ -296,7 +296,7 @@ def _waves(size: int, frequencies: int, like: Any) -> tuple[Any, Any]:
 def _scale(size: int, norm: str | None, *, sign: int) -> float:
     """The factor of a transform, or of an inverse one (`sign` 1)."""
     if norm == "ortho":
-        return size**-0.5
+        return 1 / math.sqrt(size)
     is_divided = sign > 0 if norm in (None, "backward") else sign < 0
     return 1 / size if is_divided else 1.0
 

@@ -59,7 +59,7 @@ def transposed_convolution(
     dilations = _for_each_axis(dilation, axes)
     extra = _for_each_axis(output_padding, axes)
     x = x.movedim(1, -1)
-    total = 0.0
+    total: Any = 0.0
     for place in product(*map(range, kernel)):
         y = x @ weight[(slice(None), slice(None), *place)]
         for axis in range(axes):
@@ -84,7 +84,7 @@ def _for_each_axis(number: Any, axes: int) -> tuple[int, ...]:
 
 
 def _moved(x: Any, axis: int, *, stride: int, before: int, size: int) -> Any:
-    """The entries of x at `before`, `before + stride`, … of an axis, zeros elsewhere."""
+    """The entries of x at `before`, `before + stride`, … of an axis, and zeros."""
     after_axis = (0, 0) * (x.ndim - axis - 1)
     if stride > 1:
         x = functional.pad(x.unsqueeze(axis + 1), (*after_axis, 0, stride - 1))
