@@ -19,7 +19,9 @@ from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
 from ..functions.recurrence import UNIT_LOWER_INVERSE
+from ..language.values._scalar import constant
 from ..models._training import exponential
+from ..programs._program import Program
 from ._axes import (
     NEVER,
     Linear,
@@ -468,14 +470,25 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
         if isinstance(x, Vectors) and x.is_interleaved:
             x = Interleaved.of_view(x)
         if isinstance(x, Interleaved):
-            refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
+            refuse_if(
+                (x.origins == ZERO).any() and not _keeps_zero(f),
+                "a function that is not 0 at 0, of zeros beside images",
+            )
             return x.mapped(f)
         x = call.settled(x)
         if isinstance(x, Scalars):
-            return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
+            # repeated scalars: f of each once, and the result is repeated instead
+            not_repeated = replace(x, expanded=None)
+            return Scalars(f(not_repeated.value), expanded=x.expanded)
         return Vectors.of(f(x.plain), x.from_end)
 
     return operation
+
+
+def _keeps_zero(f: Callable[[Any], Any]) -> bool:
+    """Whether f(0) = 0, for a function of the language."""
+    at_zero = Program(f(constant(np.zeros(())))).simulate(draws=1, seed=0)
+    return bool(np.all(at_zero == 0))
 
 
 def apply_function(f: Function, call: Call, x: Tensor) -> Tensor:
