@@ -200,7 +200,7 @@ _NAMES = {
         "MomentAccumulator",
         "summed",
     ),
-    "netsor.engine.run._quadrature_error": ("sample_block",),
+    "netsor.engine.run._quadrature_error": ("moves", "sample_block"),
     "netsor.engine.run._rng_keys": (
         "CHUNK",
         "chunks",
@@ -666,6 +666,7 @@ _NAMES = {
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._complex_pairs": ("COMPLEX_FUNCTIONS", "ComplexPairs"),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
