@@ -28,7 +28,7 @@ from ..._array_api import Array, Floats, symmetric_root
 from ...functions.activations import Function
 from ...language.operations._operation import Acting, Concat, MatMul, Split
 from ...language.operations._score import mean_dot
-from ...language.values._array import Take, Value
+from ...language.values._array import Samples, Take, Value
 from ...language.values._parameters import gaussian, normal
 from ...language.values._scalar import Apply, Constant, Scalar, applied
 from ...language.values._vector import Add, Nonlin, Scale, Vector, mix
@@ -261,14 +261,21 @@ def _chosen_experts(gates: Scalar) -> int | None:
         try:
             with np.errstate(all="ignore"):
                 numbers = samples[gates]
-        except Exception:  # a function rejects numbers that it never gets
+        except Exception:
+            # a user's function may raise anything for numbers that it never gets
+            return None
+        if np.isnan(numbers).any():  # or return NaN, which says nothing about gates
             return None
         counts |= set(np.count_nonzero(numbers[0], axis=0).tolist())
     return counts.pop() if len(counts) == 1 else None
 
 
-class _Trial:
-    """Scalars for random numbers in place of those that are no functions of others."""
+class _Trial(Samples):
+    """One replica of some scalars, to try functions on.
+
+    Functions of scalars are computed. All other scalars, such as scores, are random
+    numbers of no particular law.
+    """
 
     widths: Mapping[str, float] = {}
 
@@ -280,7 +287,7 @@ class _Trial:
         """The numbers of a scalar, (1, *shape)."""
         if x not in self.known:
             if isinstance(x.op, Apply | Take | Constant):
-                self.known[x] = np.asarray(x.op.sample(x, cast(Any, self)))
+                self.known[x] = np.asarray(x.op.sample(x, self))
             else:
                 self.known[x] = self.rng.standard_normal((1, *x.shape))
         return self.known[x]
