@@ -200,7 +200,7 @@ _NAMES = {
         "MomentAccumulator",
         "summed",
     ),
-    "netsor.engine.run._quadrature_error": ("sample_block",),
+    "netsor.engine.run._quadrature_error": ("moves", "sample_block"),
     "netsor.engine.run._rng_keys": (
         "CHUNK",
         "chunks",

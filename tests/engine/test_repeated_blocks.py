@@ -215,7 +215,6 @@ def lowered_values(net, widths, lowered, prices=CPU):
         ("decoder", CPU),
         ("one block a loop", ACCELERATOR),
         ("vectors", CPU),
-        ("Llama", CPU),
         ("oriented frames and a head", CPU),
     ),
 )

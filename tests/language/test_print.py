@@ -17,6 +17,8 @@ from examples import (
 
 import netsor as ns
 
+from ..keep import keep
+
 n = ns.Width("n")
 
 
@@ -148,7 +150,7 @@ def compiled(text, folder):
 
 
 @pytest.mark.parametrize("style", ["full", "paper"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", keep(NETS, "everything"))
 def test_latex_compiles(name, style, tmp_path):
     compiled(NETS[name]().latex(style=style), tmp_path)
 

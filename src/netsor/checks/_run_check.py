@@ -196,7 +196,7 @@ class RunFinding:
     Attributes
     ----------
     quantity, step : str, int
-        Which number it is.
+        The name and the step of the number.
     value : float
         The logged number.
     low, high, expected : float

@@ -221,8 +221,8 @@ class DerivedRule:
 
     @property
     def departures(self) -> tuple[Departure, ...]:
-        """What is not maximal in the module and in the user's own optimiser, if that is
-        what the rule was derived for: what must change, and by which power.
+        """What is not maximal in the module and in your own optimiser, if the rule was
+        derived for one: what must change, and by which power.
         """
         if not self.subject.make:
             return ()
@@ -250,8 +250,8 @@ class DerivedRule:
         Parameters
         ----------
         changes, changes_in_depth : sequence of Change
-            What `check` returned for widths and for depths; the docstring of the file
-            then says so.
+            The results of `check` for widths and for depths, which the docstring of the
+            file then reports.
 
         Returns
         -------
@@ -381,9 +381,9 @@ class DerivedRule:
         """The depths of a check: twice those of the derivation, and four times the
         largest; none without exponents of the depth.
 
-        Changes at depth L differ from their limit by a part of order 1/L. Of two layers
-        one is half of the network, and exponents from two layers on differ by more than
-        the tolerance; twice the depth halves this.
+        Changes at depth L differ from their limit by a part of order 1/L. With two
+        layers each is half of the network, and exponents from two layers on differ by
+        more than the tolerance; doubling the depth halves this.
         """
         if self.depth is None:
             return ()

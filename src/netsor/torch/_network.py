@@ -59,7 +59,7 @@ def network(
     (the token itself if later tokens have an effect; a class for one row of logits).
     The parameters are those of `program`; the inputs are sequences of one length, or
     one image. Tokens that an input `attention_mask` (1 for tokens) or
-    `key_padding_mask` (True for padding) takes out are left out of all quantities.
+    `key_padding_mask` (True for padding) masks are left out of all quantities.
 
     Examples
     --------
