@@ -42,7 +42,8 @@ def derive(
     """
     say = progress or (lambda line: None)
     derived = _derived(subject, graphs, widths, draws, say)
-    rule, depth = derived.rule, None
+    rule = derived.rule
+    depth = None
     if depths is not None:
         of_patterns, depth = derive_depth(subject, depths, rule, branch_power, say)
         rule = ScalingRule(
@@ -203,7 +204,8 @@ def _changed(
 
     The numbers that decide the later ones depend on the earlier ones.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     names = measurement.operations.graph.parameters
     before = {name: rule.of(name) for name in names}
     with_stds = {name: _with_std(before[name], name, solution) for name in names}
@@ -234,7 +236,8 @@ def _with_rates(
     The eps of Adam follows the size of the gradient. Weight decay times the learning
     rate stays, but for matrices whose norm is fixed.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     is_matrix = name in measurement.matrices
     lr = Power(rule.lr.width + solution.lr.get(name, 0.0) + 0.0)
     eps = rule.eps

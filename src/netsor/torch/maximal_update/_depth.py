@@ -67,7 +67,8 @@ class TorchDepths:
             network = self.graphs.network(ScalingRule(), size)
             terms = by_pattern(branches_of(network.operations, network.values, depth))
             module = self.subject.new(*size, self.subject.seed, ScalingRule())
-            batch, nodes = self.subject.batch_for(module), network.operations.nodes
+            batch = self.subject.batch_for(module)
+            nodes = network.operations.nodes
             with torch.no_grad(), without_zeros(module, self.subject.seed):
                 numbers = {k: p.detach() for k, p in parameters_of(module).items()}
                 values = network.operations.graph.values(numbers, batch)
@@ -123,7 +124,8 @@ class TorchDepths:
 
     def _draw(self, rule: ScalingRule, depth: int, k: int) -> DepthDraw:
         """Measure initialisation k at a depth, with weak branches."""
-        subject, size = self.subject, self.size(depth)
+        subject = self.subject
+        size = self.size(depth)
         module = subject.new(*size, subject.seed + k, rule)
         names_by_pattern = groups_of(parameters_of(module))
         check_names(rule, names_by_pattern)
