@@ -666,6 +666,7 @@ _NAMES = {
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._complex_pairs": ("COMPLEX_FUNCTIONS", "ComplexPairs"),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch.maximal_update._depth": ("without_zeros",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
