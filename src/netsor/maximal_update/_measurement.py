@@ -304,7 +304,7 @@ def aligned_updates(
 def _is_aligned(responses: Responses, edge: Edge) -> bool:
     """Whether a change has a part that random signs do not have."""
     change = responses.updates.get(edge, 0.0)
-    return _aligned(responses, edge) ** 2 > LEAST_ALIGNED * change**2
+    return bool(_aligned(responses, edge) ** 2 > LEAST_ALIGNED * change**2)
 
 
 def _aligned(responses: Responses, edge: Edge) -> float:
