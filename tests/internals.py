@@ -667,7 +667,11 @@ _NAMES = {
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
     "netsor.maximal_update._responses": ("Edge", "Responses"),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
-    "netsor.maximal_update._unlike_rows": ("SHARES as SHARES_OF_ROWS", "unlike_rows"),
+    "netsor.maximal_update._unlike_rows": (
+        "SHARES as SHARES_OF_ROWS",
+        "SizeOfRows",
+        "unlike_rows",
+    ),
     "netsor.torch._capture": ("captured",),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
     "netsor.torch._lines_of_code": ("_may_define_module",),

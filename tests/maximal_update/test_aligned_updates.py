@@ -9,6 +9,7 @@ from tests.internals import (
     SHARES_OF_ROWS,
     Edge,
     Responses,
+    SizeOfRows,
     aligned_updates,
     unlike_rows,
 )
@@ -64,13 +65,14 @@ def test_exponent_does_not_depend_on_the_number_of_tokens(tokens):
     assert exponent(plain) < (0.95 if tokens == 16 else 0.75)
 
 
-def sizes_of(*exponents):
+def sizes_of(*exponents, error=0.01):
     """Sizes of parts of the rows at widths 32 and 128, with these exponents."""
     each = SHARES_OF_ROWS // len(exponents)
-    return [
-        {"w": [0.1 * (n / 32) ** x for x in exponents for _ in range(each)]}
-        for n in (32, 128)
-    ]
+    sizes = []
+    for n in (32, 128):
+        of_parts = [SizeOfRows(0.1 * (n / 32) ** x, error) for x in exponents]
+        sizes.append({"w": [size for size in of_parts for _ in range(each)]})
+    return sizes
 
 
 @pytest.mark.parametrize(
@@ -88,6 +90,11 @@ def test_unlike_rows(exponents, expected):
     assert [(str(rows), rows.exponent) for rows in found] == expected
 
 
+def test_rows_of_uncertain_sizes_are_not_judged():
+    assert unlike_rows(sizes_of(-0.5, 0.0, -0.5, error=0.1), (32, 128)) == []
+
+
 def test_rows_that_start_at_0_have_no_exponent():
-    sizes = [{"w": [0.0] * SHARES_OF_ROWS}, {"w": [0.1] * SHARES_OF_ROWS}]
+    sizes = sizes_of(-0.5, 0.0)
+    sizes[0]["w"] = [SizeOfRows(0.0, 0.0)] * SHARES_OF_ROWS
     assert unlike_rows(sizes, (32, 128)) == []

@@ -15,6 +15,16 @@ from ._solve import EXCESS, halves
 # fused matrix consist of them.
 SHARES = 12
 OF_MATRICES = -0.5  # the exponent of most numbers of matrices
+# The largest standard error of an exponent that is judged: a quarter, which decides
+# between multiples of 1/2, is five of them.
+LARGEST_ERROR = 0.05
+
+
+class SizeOfRows(NamedTuple):
+    """The root mean square of the numbers of some rows, and its relative error."""
+
+    size: float
+    error: float
 
 
 class UnlikeRows(NamedTuple):
@@ -30,7 +40,7 @@ class UnlikeRows(NamedTuple):
 
 
 def unlike_rows(
-    sizes: Sequence[Mapping[str, Sequence[float]]], widths: Sequence[int]
+    sizes: Sequence[Mapping[str, Sequence[SizeOfRows]]], widths: Sequence[int]
 ) -> list[UnlikeRows]:
     """The rows that are unlike most of their parameter.
 
@@ -41,12 +51,13 @@ def unlike_rows(
     first, last = sizes[0], sizes[-1]
     log_ratio = math.log(widths[-1] / widths[0])
     for name, of_first in first.items():
-        of_last = last.get(name, ())
-        if not all(of_first) or not all(of_last):
+        pairs = [*zip(of_first, last[name], strict=True)]
+        if not all(a.size and b.size for a, b in pairs):
             continue  # numbers that start at 0 have no exponent
-        exponents = [
-            math.log(b / a) / log_ratio for a, b in zip(of_first, of_last, strict=True)
-        ]
+        errors = [math.hypot(a.error, b.error) / log_ratio for a, b in pairs]
+        if max(errors) > LARGEST_ERROR:
+            continue
+        exponents = [math.log(b.size / a.size) / log_ratio for a, b in pairs]
         found += _of_parameter(name, exponents)
     return found
 

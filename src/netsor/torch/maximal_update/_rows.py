@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
-from ...maximal_update._unlike_rows import SHARES, UnlikeRows, unlike_rows
+from ...maximal_update._unlike_rows import (
+    SHARES,
+    SizeOfRows,
+    UnlikeRows,
+    unlike_rows,
+)
 from ._parameter_names import parameters_of
 
 
@@ -29,7 +35,7 @@ def rows_unlike_others(
     fused = [
         name
         for name, p in first[0].items()
-        if p.ndim > 1 and SHARES <= len(p) < len(last[0][name])
+        if p.ndim > 1 and name in last[0] and SHARES <= len(p) < len(last[0][name])
     ]
     sizes = [
         {name: _sizes_of_rows([draw[name] for draw in of_width]) for name in fused}
@@ -38,12 +44,20 @@ def rows_unlike_others(
     return unlike_rows(sizes, ends)
 
 
-def _sizes_of_rows(draws: Sequence[Any]) -> list[float]:
+def _sizes_of_rows(draws: Sequence[Any]) -> list[SizeOfRows]:
     """The sizes of the numbers in each share of the rows, over all initialisations."""
-    stacked = torch.stack([p.detach() for p in draws])
-    rows = stacked.square().flatten(2).mean(dim=(0, 2))
+    rows = torch.stack([p.detach() for p in draws], dim=1).flatten(1)
     bounds = [round(k * len(rows) / SHARES) for k in range(SHARES + 1)]
-    return [float(rows[start:stop].mean().sqrt()) for start, stop in pairwise(bounds)]
+    return [_size(rows[start:stop].square()) for start, stop in pairwise(bounds)]
+
+
+def _size(squares: Any) -> SizeOfRows:
+    """The size of numbers from their squares, of which a root has half the error."""
+    mean = float(squares.mean())
+    if not mean:
+        return SizeOfRows(0.0, 0.0)
+    error = float(squares.std()) / math.sqrt(squares.numel())
+    return SizeOfRows(math.sqrt(mean), error / mean / 2)
 
 
 def multiply_rows(p: Any, rows: UnlikeRows, width: float) -> None:
