@@ -77,8 +77,8 @@ class InitCheck:
     parameters_only : bool
         Whether only parameters were to be checked.
     other_depth : str
-        That the reference has another number of blocks, and what to do; "" if it has
-        as many.
+        A note that the reference has another number of blocks, with the remedy; "" if
+        the numbers agree.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class InitCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether what was to be checked was checked, and nothing departs."""
+        """Whether the check was complete, and nothing departs."""
         return self.status == OK
 
     @property

@@ -175,6 +175,10 @@ class Departures(NamedTuple):
             if name.partition("/")[0] == quantity and 0 in steps
         }
 
+    def has_groups(self) -> bool:
+        """Whether the log has numbers of single groups."""
+        return any("/" in name for name in self.differences)
+
     def of_steps(self, quantity: str) -> Mapping[int, float]:
         """The factors of a quantity by step."""
         return self.factors.get(quantity, {})
@@ -192,7 +196,7 @@ class RunFinding:
     Attributes
     ----------
     quantity, step : str, int
-        Which number it is.
+        The name and the step of the number.
     value : float
         The logged number.
     low, high, expected : float

@@ -225,8 +225,8 @@ class DerivedRule:
 
     @property
     def departures(self) -> tuple[Departure, ...]:
-        """What is not maximal in the module and in the user's own optimiser, if that is
-        what the rule was derived for: what must change, and by which power.
+        """What is not maximal in the module and in your own optimiser, if the rule was
+        derived for one: what must change, and by which power.
         """
         if not self.subject.make:
             return ()
@@ -257,8 +257,8 @@ class DerivedRule:
         Parameters
         ----------
         changes, changes_in_depth : sequence of Change
-            What `check` returned for widths and for depths; the docstring of the file
-            then says so.
+            The results of `check` for widths and for depths, which the docstring of the
+            file then reports.
 
         Returns
         -------
@@ -364,7 +364,7 @@ class DerivedRule:
         -------
         changes : list of Change
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
-            each output.
+            each output; without an exponent it "does not move" or "is not finite".
         """
         training = self._trained
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
@@ -392,9 +392,9 @@ class DerivedRule:
         """The depths of a check: twice those of the derivation, and four times the
         largest; none without exponents of the depth.
 
-        Changes at depth L differ from their limit by a part of order 1/L. Of two layers
-        one is half of the network, and exponents from two layers on differ by more than
-        the tolerance; twice the depth halves this.
+        Changes at depth L differ from their limit by a part of order 1/L. With two
+        layers each is half of the network, and exponents from two layers on differ by
+        more than the tolerance; doubling the depth halves this.
         """
         if self.depth is None:
             return ()
@@ -701,9 +701,9 @@ def _part(scale: OutputScale) -> str:
 
 
 def _interval(exponent: Exponent | None) -> str:
-    """A measured exponent with its interval."""
+    """A measured exponent with its interval; "–" without one."""
     if exponent is None:
-        return "does not move"
+        return "–"
 
     def rounded(x: float) -> float:
         """Two decimals; −0 becomes 0."""

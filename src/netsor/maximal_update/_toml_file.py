@@ -113,7 +113,7 @@ def _content(tables: dict[str, Any]) -> FileContent:
         ("base_depth", "layer", "matrices", "scales"),
     )
     if ("base_depth" in tables) != ("layer" in tables):
-        raise ValueError("base_depth and layer belong together")
+        raise ValueError("base_depth and layer must be given together")
     module, optimiser = tables["module"], tables["optimiser"]
     if not isinstance(module, str) or not module.isidentifier():
         raise ValueError(f"module={shown(module)} must be the name of a function")

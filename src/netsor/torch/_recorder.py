@@ -47,7 +47,7 @@ class Recorder:
     module : torch.nn.Module
         The module that is trained.
     optimiser : torch.optim.Optimizer or list of them
-        What steps: one optimiser, or several, such as Muon and AdamW.
+        The optimiser of the loop, or several, such as Muon and AdamW.
     steps : int
         The last step that is recorded, counted from 0.
 
@@ -132,7 +132,7 @@ class Recorder:
         Parameters
         ----------
         folder : str or pathlib.Path
-            A folder that does not have these files yet.
+            A folder that does not contain these files yet.
         """
         folder = Path(folder)
         log, batch = folder / "run.csv", folder / "batch.pt"

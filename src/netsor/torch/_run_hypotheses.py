@@ -24,6 +24,7 @@ from ..checks._run_check import (
     Hypothesis,
 )
 from ..checks._run_mistakes import (
+    LARGEST_FACTOR,
     divided_twice,
     labels_not_shifted,
     labels_shifted_twice,
@@ -265,7 +266,10 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     for form, question in forms.items() if loop.clip is not None else ():
         if form != "group" or probe.groups():
             yield Hypothesis(
-                f"clipped by {form}", question, replace(loop, clip_form=form)
+                f"clipped by {form}",
+                question,
+                replace(loop, clip_form=form),
+                cost=RARE,
             )
     yield from _of_clipped_scale(loop, probe)
     for name in probe.groups() if loop.clip is not None else ():
@@ -284,18 +288,23 @@ def _of_clipped_scale(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     scales = [norms, None if clipped is None else 1 / clipped]
     if loop.clip is None:
         return
-    for scale in dict.fromkeys(2 ** round(math.log2(x)) for x in scales if x):
-        if scale > 1:
+    for scale in dict.fromkeys(_power_of_two(x) for x in scales if x):
+        if 1 < scale <= LARGEST_FACTOR:
             yield Hypothesis(
                 "scale at clipping",
-                f"are gradients clipped while a loss scale, of {scale}, is still in"
+                f"are gradients clipped while a loss scale, of {scale:.0f}, is still in"
                 " them: does GradScaler.unscale_ come after clipping?",
                 replace(
                     loop,
-                    gradient_factor=float(scale),
-                    scale_at_clipping=float(scale),
+                    gradient_factor=scale,
+                    scale_at_clipping=scale,
                 ),
             )
+
+
+def _power_of_two(x: float) -> float:
+    """The nearest power of 2, on a logarithmic scale."""
+    return 2.0 ** round(math.log2(x))
 
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:

@@ -104,3 +104,8 @@ def groups_of(param_groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
             name = str(k)
         groups[name] = list(group["params"])
     return groups
+
+
+def held_groups(setup: Setup) -> dict[str, list[Any]]:
+    """The same of the groups that have parameters."""
+    return groups_of([group for group in setup.param_groups if group["params"]])

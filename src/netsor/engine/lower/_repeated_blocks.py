@@ -14,8 +14,9 @@ At infinite width every block has numbers of its own, and all are lowered.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
 from ..plan._ir import Loop, Register, Step, loop_key, loops
 from ..plan._ir_builder import Builder
+from ..run._rng_keys import FRAME
+from ._finite_frames import BartlettFrame
 from ._outputs import Output, results
 from ._state import State
 
@@ -310,6 +313,9 @@ def unrolled_results(state: State, short: ShortProgram) -> tuple[Register, Regis
             raise NotPeriodicError
     lowered = dict(zip(short.outputs, analysis.outputs, strict=True))
     unroller = _Unroller(state.builder, short)
+    for group, frame in state.frames.items():
+        if isinstance(frame, BartlettFrame):
+            frame.orientations += unroller.added_orientations[group.number]
     outputs: list[Output] = []
     registers: dict[Value, Register] = {}
     for output in short.whole_outputs:
@@ -376,14 +382,19 @@ class _Unroller:
         ]
         self.blocks_per_time = self._blocks_per_time(short)
         self.more = short.left_out // self.blocks_per_time
-        self.check_later_steps(steps[self.loop.stop :])
+        # of each group, how often its frame is oriented in the blocks left out
+        self.added_orientations = self._added_orientations()
+        later_steps = [
+            self._with_later_stream(step) for step in steps[self.loop.stop :]
+        ]
+        self.check_later_steps(later_steps)
         self._outs = [self._all_registers(at_times) for at_times in self._at_times]
         repeated: list[Step] = []
         by_number = [self._repeated(number) for number in range(period)]
         for same_time in zip(*by_number, strict=True):
             repeated += same_time
         first_time = steps[: start + period]
-        builder.replace_steps(first_time + repeated + steps[self.loop.stop :])
+        builder.replace_steps(first_time + repeated + later_steps)
 
     def register_of_block(
         self, in_first_blocks: Sequence[Register], block: int
@@ -435,7 +446,7 @@ class _Unroller:
         two periods are in the program.
         """
         for at_times in self._at_times:
-            if "key" not in at_times[0].params:
+            if "key" not in at_times[0].params or _is_of_frame(at_times[0]):
                 continue
             positions = [step.params["key"][0] for step in at_times]
             distance = min(later - earlier for earlier, later in pairwise(positions))
@@ -445,6 +456,30 @@ class _Unroller:
                 break
             return blocks
         raise NotPeriodicError
+
+    def _added_orientations(self) -> Counter[int]:
+        """For each group, how often its frame is oriented in the blocks left out.
+
+        Streams of orientations are numbered, so those after the loop have the number
+        that they have with all blocks.
+        """
+        each_time: dict[int, int] = {}
+        for at_times in self._at_times:
+            if not _is_of_frame(at_times[0]):
+                continue
+            _, first, group, *_ = at_times[0].params["key"]
+            _, second, *_ = at_times[1].params["key"]
+            if each_time.setdefault(group, second - first) != second - first:
+                raise NotPeriodicError
+        return Counter({group: self.more * count for group, count in each_time.items()})
+
+    def _with_later_stream(self, step: Step) -> Step:
+        """A step after the loop, with the random stream that it has with all blocks."""
+        if not _is_of_frame(step):
+            return step
+        position, count, group, *others = step.params["key"]
+        key = position, count + self.added_orientations[group], group, *others
+        return replace(step, params={**step.params, "key": key})
 
     def _in_loop(self, register: Register) -> int | None:
         """The position in the short loop of the step that makes a register, if any."""
@@ -545,6 +580,12 @@ class _Unroller:
             return None
         keys = np.array([step.params["key"] for step in at_times])
         distances = np.diff(keys, axis=0)
+        times = np.arange(self.loop.times + self.more)
+        if _is_of_frame(at_times[0]):  # numbered in the short program
+            if (distances != distances[0]).any():
+                raise NotPeriodicError
+            all_keys = keys[0] + times[:, None] * distances[0]
+            return [tuple(key) for key in all_keys.tolist()]
         # one distance is longer: that over the blocks that are left out
         least = np.argmin(np.abs(distances).sum(axis=1))
         distance = distances[least]
@@ -556,6 +597,11 @@ class _Unroller:
                 raise NotPeriodicError
         elif not is_regular.all():
             raise NotPeriodicError
-        times = np.arange(self.loop.times + self.more)
         all_keys = keys[0] + times[:, None] * distance
         return [tuple(key) for key in all_keys.tolist()]
+
+
+def _is_of_frame(step: Step) -> bool:
+    """Whether a step draws from a stream of a frame, which no value determines."""
+    key = step.params.get("key")
+    return key is not None and key[0] == FRAME

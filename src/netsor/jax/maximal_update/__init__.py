@@ -47,7 +47,7 @@ def parametrise(
     build : callable
         A function of the width that returns a model with logits: a function of a key
         that makes a model of Flax NNX or Equinox, a module of Linen, or a pair (init,
-        apply). All that should grow must grow with it.
+        apply). Everything that should grow must grow with it.
     optimiser : str or optax.GradientTransformation
         "adamw", "adam", "sgd", "lion", "sign" or "muon" (with AdamW for all but
         matrices of two axes). Or your own transformation, whose updates are measured as

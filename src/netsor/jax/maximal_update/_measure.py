@@ -241,18 +241,21 @@ class JaxGraphs:
         return {name: x[0] for name, x in of_draws.items()}
 
     def numbers(self, size: Size, rule: ScalingRule, seeds: Sequence[int]) -> Arrays:
-        """The trained parameters of some initialisations under a rule, with an axis of
-        initialisations, in double precision.
+        """The trainable parameters of some initialisations under a rule: their numbers,
+        with an axis of initialisations, in double precision.
         """
-        model, ratios = self.subject.model(*size), self.subject.ratios(*size)
-        of_seeds = [self._leaves(size, seed) for seed in seeds]
-        by_leaf = zip(*of_seeds, strict=True)
+        model = self.subject.model(*size)
+        ratios = self.subject.ratios(*size)
+        initialisations = [self._leaves(size, seed) for seed in seeds]
         parameters = {}
-        for name, draws in zip(model.leaves.names, by_leaf, strict=True):
-            if name in model.trained:
-                factor = rule.of(name).std.of(*ratios)
-                arrays = [np.asarray(x, dtype=float) for x in draws]
-                parameters[name] = factor * np.stack(arrays)
+        for number, name in enumerate(model.leaves.names):
+            if name not in model.trained:  # statistics, and others that do not move
+                continue
+            factor = rule.of(name).std.of(*ratios)
+            draws = [
+                np.asarray(leaves[number], dtype=float) for leaves in initialisations
+            ]
+            parameters[name] = factor * np.stack(draws)
         return parameters
 
     def _leaves(self, size: Size, seed: int) -> list[Any]:

@@ -327,7 +327,7 @@ class _Checker:
             op = value.op
             if value in self.readouts or not isinstance(op, Dot):
                 continue
-            if op.power == 0.5:
+            if op.is_score:
                 scores[value] = op
         return scores
 

@@ -531,18 +531,22 @@ def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]
 def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
     """An exponent with its interval and its status; a short cell shows a status only if
     it is a flag.
+
+    There is no exponent if a size is 0: steps do not move it. Sizes that are not finite
+    are an error while they are drawn.
     """
     status = verdict.status
+    colour = COLOUR_CLASSES[status]
     exponent = verdict.exponent
     if exponent is None:
         text = "–" if short else f"{verdict.verdict} {status}"
-        return Cell(text, status="absent")
+        return Cell(text, status=colour)
     text = f"{exponent.value:+.2f}"
     if not short:
         text += f" ({exponent.low:+.2f},{exponent.high:+.2f}) {status:>9}"
     elif status == FLAG:
-        text += " FLAG"
-    return Cell(text, status=COLOUR_CLASSES[status])
+        text += f" {FLAG}"
+    return Cell(text, status=colour)
 
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:

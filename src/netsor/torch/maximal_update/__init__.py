@@ -66,8 +66,8 @@ def parametrise(
     Parameters
     ----------
     build : callable
-        A function of the width that returns a module with logits. All that should grow
-        must grow with it.
+        A function of the width that returns a module with logits. Everything that
+        should grow must grow with it.
     optimiser : str or callable
         "adamw", "adam", "sgd", "lion", "sign", "muon" (with AdamW for all but
         matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). Or a
@@ -77,9 +77,9 @@ def parametrise(
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     depths : sequence of int, optional
-        Numbers of layers to measure, at least two, for the exponents of the depth, too.
-        `build` is then a function of the width and the depth. Widths are measured at
-        the smallest depth, and depths at the smallest width.
+        Numbers of layers to measure, at least two, to derive the exponents of the depth
+        as well. `build` is then a function of the width and the depth. Widths are
+        measured at the smallest depth, and depths at the smallest width.
     branch_power : float, optional
         The exponent of the depth that the branches of the residual stream get, from -1
         to -1/2. By default the one under which updates are largest: -1, or -1/2 if each
@@ -102,11 +102,10 @@ def parametrise(
     Returns
     -------
     rule : DerivedRule
-        `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
-        of outputs, and `rule.evidence` what was measured; `rule.depth` is what was
-        measured at several depths, or None. Print the rule for the table;
-        `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
-        training.
+        `rule.parameters` holds the exponents of each parameter, `rule.scales` the
+        factors of outputs, and `rule.evidence` the measurements; `rule.depth` holds
+        those at several depths, or None. Print the rule for the table; `rule.source()`
+        is a file of plain PyTorch, and `rule.check()` tests it by real training.
 
     Examples
     --------
