@@ -449,7 +449,7 @@ class DerivedRule:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The rule as a dictionary, for JSON."""
         return {
             "module": self.module_name,
             "optimiser": self.subject.family.name,
@@ -495,7 +495,9 @@ class DerivedRule:
 
     @property
     def verdict(self) -> str:
-        """What the rule changes, and what it agrees with, in a sentence or two."""
+        """The changes of the rule, and the known rules that it agrees with, in a
+        sentence or two.
+        """
         changed = [
             name
             for name, rule in self.rule.parameters.items()

@@ -69,8 +69,8 @@ def parametrise(
     Returns
     -------
     rule : DerivedRule
-        As of `ns.torch.parametrise`: `rule.source()` is a file of plain optax, and
-        `rule.check()` tests it by real training.
+        The same as from `ns.torch.parametrise`: `rule.source()` is a file of plain
+        optax, and `rule.check()` tests it by real training.
 
     Examples
     --------

@@ -29,7 +29,7 @@ from ...report._document import (
     Table,
 )
 from ...report._html import COLOUR_CLASSES
-from ...report._mpl_style import MARKS
+from ...report._mpl_style import LIMIT, MARKS, width_colours
 from .._training import width_text
 from .._training_report import ByParametrisation, panels, steps_text
 
@@ -507,7 +507,7 @@ def _exponent_text(exponent: ExponentInterval) -> str:
 
 class Transfer(ByParametrisation[Sweep]):
     """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its
-    place; `ns.transfer` makes it.
+    place; `ns.transfer` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figure and the tables.
     The parameters are those of `CoordCheck`; its parts are of type `Sweep`.
@@ -593,16 +593,15 @@ class Transfer(ByParametrisation[Sweep]):
             losses += [curve.loss for curve in sweep.curves.values()]
         top = SEEN * max(loss[0] for loss in losses)
         bottom = min(loss.min() for loss in losses) / SEEN
+        finite = [width for width in widths if math.isfinite(width)]
+        colours = dict(zip(finite, width_colours(len(finite)), strict=True))
 
         def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
             """Draw the curves of a sweep, and return the lines by width."""
-            from matplotlib import colormaps  # slow to import
-
             lines: dict[str, Any] = {}
             for k, (width, curve) in enumerate(sweep.curves.items()):
-                shade = 0.9 * widths.index(width) / (len(widths) - 1)
                 style = {
-                    "color": colormaps["viridis"](shade),
+                    "color": colours.get(width, LIMIT),
                     "marker": MARKS[k % len(MARKS)],
                 }
                 lines[width_text(width)] = _draw_curve(axes, curve, top, style)
