@@ -39,9 +39,8 @@ def program(
     """The program that a JAX model computes at initialisation, on given inputs.
 
     Its jaxpr is read: calls are inlined, loops over layers are unrolled, and random
-    parameters become matrices and vectors with the laws of their initialisation. What
-    the model computes only from its inputs is computed by JAX. Widths are those of the
-    model.
+    parameters become matrices and vectors with the laws of their initialisation. JAX
+    computes the values that depend only on the inputs. Widths are those of the model.
 
     Parameters
     ----------

@@ -181,7 +181,7 @@ def _name(value: Any, name: str) -> str:
 def _size(value: Any, name: str) -> int:
     """A width, a depth, or the number of an axis."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name}={shown(value)} must be a whole number from 0")
+        raise ValueError(f"{name}={shown(value)} must be a whole number, 0 or more")
     return value
 
 

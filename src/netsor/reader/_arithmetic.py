@@ -414,7 +414,7 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
     if not is_random(other):
         return multiply(call, a, 1.0 / numbers(other))
     if not isinstance(other, Scalars):
-        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+        raise Refusal(f"divides by {kind(other)}: divide only by numbers and scalars")
     if is_random(a):
         return multiply(call, a, raised(other, -1.0))
     return Scalars(numbers(a) / other.value)

@@ -58,8 +58,8 @@ def network(
     terms of the stream. If the module returns logits, the loss predicts the next token
     (the token itself if later tokens have an effect; a class for one row of logits).
     The parameters are those of `program`; the inputs are sequences of one length, or
-    one image. Tokens that an input `attention_mask` (1 for tokens) or
-    `key_padding_mask` (True for padding) masks are left out of all quantities.
+    one image. All quantities leave out the tokens that are masked by an input named
+    `attention_mask` (1 for tokens) or `key_padding_mask` (True for padding).
 
     Examples
     --------

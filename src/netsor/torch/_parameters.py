@@ -43,8 +43,8 @@ def parameters(
 ) -> Parameters:
     """The law of every parameter of a module at initialisation, by name.
 
-    Tied parameters are one. The laws are read from fresh samples of the module's own
-    initialisation. A factory is called several times; a module is copied and
+    Tied parameters count as one. The laws are read from fresh samples of the module's
+    own initialisation. A factory is called several times; a module is copied and
     reinitialised by its own methods. Nothing is computed with the parameters. Standard
     deviations are those that the code gives torch (`normal_`, `uniform_`, `randn`, and
     multiples of them) if the samples agree with them; others are measured. Buffers that

@@ -60,9 +60,9 @@ def program(
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters
     become matrices and vectors, with the laws of its own initialisation (`law.notes`
-    says where Gaussian numbers replace others); what it computes only from its inputs
-    and buffers (positions, masks, rotary tables) is computed by torch. Widths are those
-    of the module.
+    says where Gaussian numbers replace others); values that depend only on its inputs
+    and buffers (positions, masks, rotary tables) are computed by torch. Widths are
+    those of the module.
 
     Parameters
     ----------

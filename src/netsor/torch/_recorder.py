@@ -113,7 +113,7 @@ class Recorder:
         loss : torch.Tensor or float
             The mean loss of the batch, not divided by the number of accumulated passes.
         batch : optional
-            What the module was called with, as `check_run` takes it.
+            The inputs of the module, in the form that `check_run` takes.
         """
         if self.complete:
             self._before = []  # its last step is over
@@ -161,7 +161,7 @@ class Recorder:
         optimiser: Callable[[Any], Any],
         **options: Any,
     ) -> RunCheck:
-        """Check what was recorded; the parameters are those of `check_run`."""
+        """Check the recorded steps; the parameters are those of `check_run`."""
         self._refuse_empty()
         if not self.batches:
             raise ValueError("no batch was recorded: call record(loss, batch)")

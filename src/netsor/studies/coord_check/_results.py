@@ -714,7 +714,7 @@ def _tick_text(n: float) -> str:
 
 class CoordCheck(ByParametrisation[Check]):
     """A coordinate check: one `Check` for each parametrisation, by its name or its
-    place; `ns.coord_check` makes it.
+    place; `ns.coord_check` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figures and the
     tables.
