@@ -80,7 +80,7 @@ def transformer(layers, width=256):
 
 def head(layers):
     """Coordinates of the stream, and of functions of another width at the end."""
-    net, widths = transformer(layers)
+    net, _ = transformer(layers)
     (x,) = net.outputs
     y = ns.tanh(ns.weight(m, n, 2) @ x)
     return ns.Program((x, y, ns.weight(m, m) @ y)), {"n": 256, "m": 512}
@@ -215,7 +215,6 @@ def lowered_values(net, widths, lowered, prices=CPU):
         ("decoder", CPU),
         ("one block a loop", ACCELERATOR),
         ("vectors", CPU),
-        ("Llama", CPU),
         ("oriented frames and a head", CPU),
     ),
 )

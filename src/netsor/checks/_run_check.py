@@ -196,7 +196,7 @@ class RunFinding:
     Attributes
     ----------
     quantity, step : str, int
-        Which number it is.
+        The name and the step of the number.
     value : float
         The logged number.
     low, high, expected : float
@@ -332,11 +332,11 @@ class RunCheck:
     source : str
         Where the law comes from, such as "31 initialisations".
     power : RunPower
-        What would have been detected.
+        The mistakes that would have been detected.
     level : float
         The largest probability with which a healthy run is flagged.
     notes : list of str
-        What was not compared, and why.
+        The omitted comparisons, with the reasons.
     steps : str
         The compared steps, such as "steps 0 to 5".
 
@@ -506,7 +506,7 @@ class RunLaw:
 
     @property
     def source(self) -> str:
-        """Where the numbers come from."""
+        """The origin of the numbers."""
         return counted(len(self.seeds), "initialisation")
 
     def check(
@@ -691,7 +691,7 @@ class RunLaw:
         return notes
 
     def _power(self, bands: Mapping[str, Sequence[Band]]) -> RunPower:
-        """What would have been detected."""
+        """The mistakes that would have been detected."""
         factors = {}
         for name, steps in bands.items():
             shifts = [b.detected for b in steps if b.is_log]

@@ -210,7 +210,7 @@ def _function(option: str, target: str) -> Callable[..., Any]:
 
     if ":" not in target:
         raise UsageError(
-            f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
+            f"{option} {shown(target)} must be FILE:FUNCTION, such as train.py:adamw"
         )
     try:
         value = find(target).value

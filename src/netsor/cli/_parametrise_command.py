@@ -109,7 +109,7 @@ def parametrise_command(
 
     if not is_target(model):
         raise UsageError(
-            f"MODEL {shown(model)} must be FILE:FUNCTION, as my_model.py:build"
+            f"MODEL {shown(model)} must be FILE:FUNCTION, such as my_model.py:build"
         )
     file = _file(model, path, overwrite)
     toml_file = None if toml is None else _named_file("--toml", toml, overwrite)

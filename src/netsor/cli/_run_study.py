@@ -203,7 +203,7 @@ def model_of(option: str, source: str) -> Transformer:
     check_name(option, source)
     if source.endswith(".py"):
         raise UsageError(
-            f"{option} {shown(source)} must name a function in the file, as"
+            f"{option} {shown(source)} must name a function in the file, such as"
             f" {source}:build"
         )
     with usage_errors(f"{option} {shown(source)}"):
@@ -340,8 +340,8 @@ def _point_to_check_init(audits: Sequence[Audit]) -> None:
     is_flagged = any(finding.verdict == FLAG for finding in first.findings)
     if len(audits) == 1 and factory and not is_flagged:
         echo(
-            "the rules look at the pass; to compare each parameter with a reference:"
-            f" netsor check-init {factory} --reference config.json"
+            "the rules judge the forward and backward pass; to compare each parameter"
+            f" with a reference: netsor check-init {factory} --reference config.json"
         )
 
 
@@ -575,8 +575,8 @@ def _from_module(source: str, inputs: Mapping[str, Any]) -> ProgramModel:
     if unknown is None:
         raise UsageError(
             f"--compare {shown(source)} must be a FILE:PROGRAM, as MODEL is: a module"
-            " compares with another module only; to compare it with a configuration"
-            f" use netsor check-init MODEL --reference {source}"
+            " can be compared only with another module. To compare it with a"
+            f" configuration, use netsor check-init MODEL --reference {source}"
         )
     with usage_errors(f"MODEL {shown(source)}"):
         return read_from_module(unknown, inputs["ids"], inputs["tokens"])

@@ -38,10 +38,9 @@ def program(
 ) -> Program:
     """The program that a JAX model computes at initialisation, on given inputs.
 
-    Its jaxpr is read: calls are put in their place, loops over layers are unrolled, and
-    random parameters become matrices and vectors with the laws of their initialisation.
-    What the model computes only from its inputs is computed by JAX. Widths are those of
-    the model.
+    Its jaxpr is read: calls are inlined, loops over layers are unrolled, and random
+    parameters become matrices and vectors with the laws of their initialisation. JAX
+    computes the values that depend only on the inputs. Widths are those of the model.
 
     Parameters
     ----------

@@ -56,7 +56,7 @@ class Parameter:
         The number of entries of the input that an entry of the output sums over; None
         for vectors and tables.
     of : str, optional
-        The parameter that it is a copy of.
+        The parameter that it copies.
     transposed : bool
         Whether it is a copy of the transpose.
     zero_rows : tuple of int

@@ -46,7 +46,7 @@ def lengths_of(
 
 def sequence_of(sequence: Any) -> list[int]:
     """One sequence of two or more token ids."""
-    entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
+    entries = listed(sequence, "ids", "a sequence of token ids, such as [3, 7, 7, 1]")
     ids = [whole(entry, "ids", least=0) for entry in entries]
     if len(ids) < 2:
         raise ArgumentError("ids", ids, "two or more: tokens are compared")

@@ -607,7 +607,7 @@ class Draws:
         refuse_if(
             has_other_step or has_parts_of_rows or joins_strided_rows,
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
-            " entries",
+            " entries: give each use a parameter of its own",
         )
         rows = first_rows[..., None] + np.arange(size // length)
         drawn.add([int(row) for row in np.unique(rows)])
@@ -700,7 +700,11 @@ class Draws:
             f"{whole.shape[-1]} entries of {x.name} as single numbers: at most"
             f" {MOST_ENTRIES} are read",
         )
-        entries = self.entries(self.vectors(whole))
+        axis = -1
+        drawn = self._rows.get(x.name)
+        if drawn is not None and drawn.step > 1:  # columns that were vectors before
+            axis = whole.layout.strides.index(drawn.step)
+        entries = self.entries(self.vectors(whole, axis))
         return Scalars(entries.value.reshape(-1).take(x.layout.all_positions))
 
 

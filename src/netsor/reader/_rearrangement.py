@@ -86,7 +86,7 @@ def expand(call: Call, x: Tensor, shape: Shape) -> Tensor:
         repeats_coordinate = shape[x.from_end] > 1
         if repeats_coordinate:
             x = call.draws.entries(x)
-    if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
+    if isinstance(x, Scalars) and x.low is None:
         return replace(x, expanded=shape)
     return rearranged(call, x, Expand(shape))
 
@@ -254,6 +254,8 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     if axis == ndim - 1 and same_vectors(*tensors):
         return Linear.rearranged(lambda *images: np.concatenate(images, -1), *tensors)
     tensors = [call.settled(x) for x in tensors]
+    if _has_vectors_beside_scalars(call, tensors):
+        tensors = [call.vectors(x) if isinstance(x, Scalars) else x for x in tensors]
     if any(isinstance(x, Scalars) for x in tensors):
         return _joined_with_numbers(tensors, axis)
     coordinate_axes = {x.axis for x in tensors if isinstance(x, Vectors)}
@@ -269,6 +271,15 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     plain_axis = axis - 1 if axis > coordinates else axis
     joined = ns.join([x.plain for x in vectors], plain_axis)
     return Vectors.of(joined, coordinates)
+
+
+def _has_vectors_beside_scalars(call: Call, tensors: list[Tensor]) -> bool:
+    """Whether scalars must become vectors: others here cannot become scalars."""
+    vectors = [x for x in tensors if isinstance(x, Vectors)]
+    has_scalars = any(isinstance(x, Scalars) for x in tensors)
+    are_last = all(x.last for x in vectors)
+    has_many = not all(call.draws.can_be_scores(x) for x in vectors)
+    return has_scalars and are_last and has_many
 
 
 def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
@@ -345,21 +356,10 @@ def _joined_with_numbers(tensors: list[Tensor], axis: int) -> Scalars:
 def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
     """Scalars one after the other, with their masks."""
     joined = Scalars(ns.join([x.unmasked for x in scalars], axis))
-
-    def joined_mask(masks: list[Any]) -> Any:
-        """The masks of all scalars; None if none of them has one."""
-        if all(mask is None for mask in masks):
-            return None
-        filled_masks = []
-        for x, mask in zip(scalars, masks, strict=True):
-            if mask is None:
-                mask = np.ones(x.shape, dtype=bool)
-            filled_masks.append(mask)
-        return np.concatenate(filled_masks, axis)
-
-    allowed = joined_mask([x.allowed for x in scalars])
-    visible = joined_mask([x.visible for x in scalars])
-    return joined.masked(allowed).seen(visible)
+    if all(x.low is None for x in scalars):
+        return joined
+    low = [np.zeros(x.shape) if x.low is None else x.low for x in scalars]
+    return joined.lowered(np.concatenate(low, axis))
 
 
 def _given_vectors(call: Call, x: Tensor, axis: int) -> Vectors:

@@ -47,7 +47,7 @@ class Recorder:
     module : torch.nn.Module
         The module that is trained.
     optimiser : torch.optim.Optimizer or list of them
-        What steps: one optimiser, or several, such as Muon and AdamW.
+        The optimiser of the loop, or several, such as Muon and AdamW.
     steps : int
         The last step that is recorded, counted from 0.
 
@@ -113,7 +113,7 @@ class Recorder:
         loss : torch.Tensor or float
             The mean loss of the batch, not divided by the number of accumulated passes.
         batch : optional
-            What the module was called with, as `check_run` takes it.
+            The inputs of the module, in the form that `check_run` takes.
         """
         if self.complete:
             self._before = []  # its last step is over
@@ -132,7 +132,7 @@ class Recorder:
         Parameters
         ----------
         folder : str or pathlib.Path
-            A folder that does not have these files yet.
+            A folder that does not contain these files yet.
         """
         folder = Path(folder)
         log, batch = folder / "run.csv", folder / "batch.pt"
@@ -160,7 +160,7 @@ class Recorder:
         optimiser: Callable[[Any], Any],
         **options: Any,
     ) -> RunCheck:
-        """Check what was recorded; the parameters are those of `check_run`."""
+        """Check the recorded steps; the parameters are those of `check_run`."""
         self._refuse_empty()
         if not self.batches:
             raise ValueError("no batch was recorded: call record(loss, batch)")

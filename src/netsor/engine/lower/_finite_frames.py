@@ -49,8 +49,8 @@ class Frame(ABC):
     is_standard_basis : bool
         Whether the directions are the coordinates α themselves, until it is rebased.
     can_rebase : bool
-        Whether it gains directions as a program goes on; it is rebased when they are
-        many.
+        Whether other directions may replace these, because no random numbers belong to
+        them. It is rebased when it has many more directions than vectors in use.
     """
 
     is_standard_basis = False

@@ -384,7 +384,9 @@ class _Unroller:
         self.more = short.left_out // self.blocks_per_time
         # of each group, how often its frame is oriented in the blocks left out
         self.added_orientations = self._added_orientations()
-        later_steps = [self._with_later_stream(step) for step in steps[self.loop.stop :]]
+        later_steps = [
+            self._with_later_stream(step) for step in steps[self.loop.stop :]
+        ]
         self.check_later_steps(later_steps)
         self._outs = [self._all_registers(at_times) for at_times in self._at_times]
         repeated: list[Step] = []

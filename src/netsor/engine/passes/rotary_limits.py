@@ -232,7 +232,7 @@ class _RotaryLimit:
             rotated = self._rotation(value)
             if rotated is not None:
                 self.rotated[value] = rotated
-        elif isinstance(value.op, Dot) and value.op.power == 0.5:
+        elif isinstance(value.op, Dot) and value.op.is_score:
             score = self._rotated_product(value.op)
             if score is None:
                 return

@@ -369,7 +369,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def _size_of_coordinate(op: Dot, context: Context) -> float | None:
     """The factor of the coordinate that replaces a dot; None if the dot stays."""
-    if op.power == 0.5:  # a score
+    if op.is_score:
         return 1.0
     width = context.width(op.x)
     if width == np.inf:  # the limit of a mean is a number

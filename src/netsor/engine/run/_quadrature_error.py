@@ -18,6 +18,7 @@ from ..._array_api import Bools, Floats, one_blas_thread
 from ..backends import Backend
 from ..backends._numpy import NUMPY, Streams
 from ..backends._numpy import block as numpy_block
+from ..plan._expectation_ops import remembering_expectations
 from ..plan._ir import Register
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ..plan._plan_query import PlanQuery
@@ -164,7 +165,7 @@ def moves(
         return None
     if plan.constant:
         replicas = 1  # all are equal
-    with one_blas_thread():
+    with one_blas_thread(), remembering_expectations():
         mean, columns = sample_block(plan, seed=0, replicas=replicas, backend=backend)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made

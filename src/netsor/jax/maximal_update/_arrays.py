@@ -44,6 +44,10 @@ class JaxArrays:
         """A quotient; 0 if the second number is 0."""
         return jnp.where(second == 0, 0.0, first / jnp.where(second == 0, 1.0, second))
 
+    def with_random_signs(self, x: Any) -> Any:
+        """The entries with random signs."""
+        return x * jnp.sign(self._normal_like(x))
+
     def aligned_change(
         self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
     ) -> Any:

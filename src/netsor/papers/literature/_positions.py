@@ -16,11 +16,11 @@ from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
     GREEN,
-    GREY,
     MARK_OF,
     ORANGE,
     PURPLE,
     VERMILLION,
+    width_colours,
 )
 from ...studies import Arrays
 from .._figures import new_wide
@@ -594,7 +594,7 @@ def _plot_lengths(axes: Any, numbers: Numbers) -> None:
     Without the exact law, one point at the last token names the length.
     """
     depth = MODELS["gpt2"].depth
-    colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, GREY)
+    colours = width_colours(len(LONG_LENGTHS))
     for tokens, colour in zip(LONG_LENGTHS, colours, strict=True):
         label = f"limit gpt2 {tokens} {depth} 0 0"
         if label not in numbers:
@@ -608,8 +608,12 @@ def _plot_lengths(axes: Any, numbers: Numbers) -> None:
         else:
             points = exact["shares"].mean(axis=0)
         style = {"ls": "", "ms": 2.5, "color": colour, "marker": "o"}
-        axes.plot(positions, points, label=f"{tokens} tokens", **style)
-    axes.set(title="GPT-2, by length", xlabel="position / length", ylabel="share")
+        axes.plot(positions, points, label=f"{tokens:,} tokens", **style)
+    axes.set(
+        title="GPT-2: only the last token keeps its share",
+        xlabel="position / length",
+        ylabel="share of the squared gradient",
+    )
 
 
 def _plot_variants(axes: Any, numbers: Numbers) -> None:
@@ -626,7 +630,7 @@ def _plot_variants(axes: Any, numbers: Numbers) -> None:
         positions = np.arange(1.0, len(means) + 1)
         style = {"marker": MARK_OF[colour], "ms": 2, "mfc": "none", "color": colour}
         axes.plot(positions, means, lw=1, label=name, **style)
-    axes.set(title="Variants", xlabel="position")
+    axes.set(title="A window of attention reverses the profile", xlabel="position")
 
 
 RESULT = Result(

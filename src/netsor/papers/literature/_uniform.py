@@ -157,8 +157,12 @@ class Perceptron:
         gram = power_series(hermite_series(value, self.hidden), rho)
         return gram * self.hidden**2 * rho if self.gated else gram
 
-    def slopes(self, rho: Array) -> Array:
-        """The factor of a Gram matrix of gradients through the perceptron."""
+    def slope_gram(self, rho: Array) -> Array:
+        """The factor of a Gram matrix of gradients through the hidden layer, for normed
+        inputs of cosine ρ.
+
+        Like `gram` it leaves out the last matrix, whose factor is `out` squared.
+        """
         value, slope = ACTIVATIONS[self.activation]
         through_activation = power_series(hermite_series(slope, self.hidden), rho)
         through_activation *= self.hidden**2
@@ -179,6 +183,11 @@ class Network:
     values: float  # σ_V σ_O
     perceptron: Perceptron | None = None  # None: blocks of attention alone
     normed: bool = True  # whether branches and the readout see normed vectors
+
+    def __post_init__(self) -> None:
+        """Check that a perceptron has inputs of mean square 1, as its formulas need."""
+        if self.perceptron is not None and not self.normed:
+            raise ValueError("normed=False needs blocks without a perceptron")
 
 
 def normalised(gram: Array, normed: bool = True) -> tuple[Array, Array]:
@@ -244,7 +253,7 @@ def shares(network: Network, attention: Uniform) -> Array:
         cosines, sizes = inputs[number]
         is_second_branch = number % 2 == 1
         if perceptron is not None and is_second_branch:
-            added = perceptron.out**2 * perceptron.slopes(cosines) * gram
+            added = perceptron.out**2 * perceptron.slope_gram(cosines) * gram
         else:
             added = network.values**2 * attention.gathered(gram)
         gram = gram + added / np.multiply.outer(sizes, sizes)

@@ -23,10 +23,10 @@ from ...report._mpl_style import (
     GREEN,
     MARK_OF,
     ORANGE,
-    PURPLE,
     SKY,
     VERMILLION,
     new,
+    width_colours,
 )
 from ...studies import Arrays
 from .._figures import new_wide
@@ -563,16 +563,25 @@ def draw(numbers: Numbers) -> Any:
             style = {"color": colour, "ls": line, "marker": MARK_OF[colour], "ms": 3}
             label = activation if length else None
             left.plot(SEEN_BLOCKS, cosines.mean(axis=0), label=label, **style)
-    left.set(xscale="log", xlabel="block", ylabel="cosine of two contexts")
+    left.set(
+        title="Favourite words need an MLP without a gate",
+        xscale="log",
+        xlabel="block (dotted: without attention)",
+        ylabel="cosine of two contexts",
+    )
     left.set_xticks(SEEN_BLOCKS, map(str, SEEN_BLOCKS))
     left.minorticks_off()
     left.legend()
     cosines = np.linspace(0, 0.8, 33)
-    for vocabulary, colour in zip(VOCABULARIES, (SKY, PURPLE, BLUE), strict=True):
+    colours_by_size = width_colours(len(VOCABULARIES))
+    for vocabulary, colour in zip(VOCABULARIES, colours_by_size, strict=True):
         chances = [agreement(float(rho), vocabulary) for rho in cosines]
         right.plot(cosines, chances, color=colour, label=f"{vocabulary:,} words")
     right.set(
-        yscale="log", xlabel="cosine of two contexts", ylabel="same likeliest word"
+        title="A common direction makes contexts agree",
+        yscale="log",
+        xlabel="cosine of two contexts",
+        ylabel="probability of one likeliest word",
     )
     right.legend()
     return figure
@@ -590,7 +599,10 @@ def draw_atlas(numbers: Numbers) -> Any:
     alone = [row["cosine_without_positions"] for row in rows]
     axes.plot(alone, heights, "D", ms=3, color=VERMILLION, label="without positions")
     axes.set_yticks(heights, [row["model"] for row in rows])
-    axes.set(xlabel="cosine of two contexts of four words")
+    axes.set(
+        title="Positions make most of GPT-2's common direction",
+        xlabel="cosine of two contexts of four words",
+    )
     axes.legend()
     return figure
 
