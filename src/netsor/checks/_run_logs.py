@@ -225,9 +225,9 @@ def _first_step(steps: Sequence[int | None], first: int | None, name: str) -> in
     lowest = min(step for step in steps if step is not None)
     if lowest not in (0, 1):
         raise ValueError(
-            f"the log {name} begins at step {lowest}, and the law is of the first"
-            " steps: log every step from the first on, or set first_step (--first-step)"
-            " to the number of the first one"
+            f"the log {name} begins at step {lowest}, but the law describes the"
+            " first steps: log every step from the first on, or set first_step"
+            " (--first-step) to the number of the first one"
         )
     return lowest
 

@@ -27,7 +27,7 @@ def network(
 ) -> Program:
     """The program of a model with the probes of an audit, which `ns.audit` takes.
 
-    Blocks are recognised by numbers in the paths of parameters, as `layers.0` or
+    Blocks are recognised by numbers in the paths of parameters, such as `layers.0` or
     `layers_0`, and branches as terms of a stream (batch, tokens, width). If the model
     returns logits, the loss predicts the next token (the token itself if later tokens
     have an effect). The parameters are those of `program`.

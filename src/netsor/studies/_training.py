@@ -710,7 +710,7 @@ def sizes_of(name: str, values: Any) -> tuple[float, ...] | None:
         sizes = sorted(_size(name, value) for value in values)
     except TypeError:
         raise ArgumentError(
-            name, values, "a sequence of integers, as [256, 1024, 4096]"
+            name, values, "a sequence of integers, such as [256, 1024, 4096]"
         ) from None
     if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, values, "one number or more, each once")

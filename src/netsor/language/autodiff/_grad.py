@@ -391,7 +391,7 @@ def _merged(contributions: Sequence[Contribution]) -> list[Contribution]:
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
-    """The gradient of a scalar by values that it depends on, as values of the program.
+    """The gradient of a scalar with respect to values that it depends on.
 
     For scalars it is ∂p/∂q. **For vectors it is √width · ∂p/∂x**, so its coordinates
     are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is

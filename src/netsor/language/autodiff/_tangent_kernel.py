@@ -149,7 +149,7 @@ def grad_norm(
     weight: Parameter | Sequence[Parameter],
     parametrisation: str = "standard",
 ) -> Any:
-    """The squared norm of the gradient of p by one parameter, |∂p/∂W|².
+    """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|².
 
     It is a scalar of the same program.
 
@@ -159,8 +159,8 @@ def grad_norm(
         A single scalar.
     weight : Weight, Vector, Scalar, or list of them
         A weight (all matrices of its batch; `W[0]` is one), an initial vector or random
-        scalars. Of several, a tuple of squared norms is returned, in the same order.
-        They share one pass back, so that is faster than one call for each.
+        scalars. For several parameters, a tuple of squared norms is returned, in the
+        same order. They share one backward pass, which is faster than separate calls.
     parametrisation : str
         As in `ntk`. "standard" is Σ (∂p/∂W_ij)², as an optimiser sees it; "ntk" is
         σ²/in times that, which has a limit.
