@@ -387,6 +387,12 @@ def _vertex(x: Floats, y: Floats) -> Floats:
 ABOVE_TOP, LARGEST_ERROR = 10, 10.0
 
 
+def _label_of_minor_tick(x: float, position: int) -> str:
+    """2, 5, 20, 0.05, … between the powers of ten; no label for the other ticks."""
+    leading_digit = f"{x:e}"[0]
+    return f"{x:g}" if leading_digit in "25" else ""
+
+
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
     """Draw the losses with their errors, and the best rate; return the line.
 
@@ -607,6 +613,7 @@ class Transfer(ByParametrisation[Sweep]):
                 title=f"{axes.get_title()} {verdict}",
             )
             axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(_label_of_minor_tick)
             return lines
 
         labels = "learning rate", f"loss after {steps_text(self.request)}"
