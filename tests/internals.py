@@ -662,13 +662,26 @@ _NAMES = {
     "netsor.maximal_update._coordinate_check": (
         "coordinate_check as maximal_update_check",
     ),
-    "netsor.maximal_update._measurement": ("_pooled", "repeated_groups"),
+    "netsor.maximal_update._measurement": (
+        "_pooled",
+        "aligned_updates",
+        "repeated_groups",
+    ),
+    "netsor.maximal_update._own_optimiser": ("OwnOptimiser", "Settings"),
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
+    "netsor.maximal_update._responses": ("Edge", "Responses"),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
+    "netsor.maximal_update._unlike_rows": (
+        "SHARES as SHARES_OF_ROWS",
+        "SizeOfRows",
+        "unlike_rows",
+    ),
     "netsor.torch._capture": ("captured",),
     "netsor.torch._complex_pairs": ("COMPLEX_FUNCTIONS", "ComplexPairs"),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
+    "netsor.torch.maximal_update._depth": ("without_zeros",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
+    "netsor.torch._sharded_checkpoint": ("chunks_of",),
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",

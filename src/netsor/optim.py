@@ -71,7 +71,7 @@ class Optimiser(ABC):
 
     To write an optimiser, derive a frozen dataclass from this class and define
     `_update`. The class variables tell the engine what the update needs. Their defaults
-    are right for every update that also moves vectors.
+    are correct for every update that also moves vectors.
 
     Attributes
     ----------

@@ -63,7 +63,7 @@ class Joint(LawBase):
     w_i Y_i, and `law.condition({i: y})` the law given data. `with_error` gives mean,
     var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries,
     `replicas` the number of replicas (1 if nothing random is left), and `effective` the
-    effective sample size of their weights, 1/Σ w². `Program.law` makes it.
+    effective sample size of their weights, 1/Σ w². `Program.law` returns it.
 
     Parameters
     ----------

@@ -130,8 +130,8 @@ class Law(LawBase, Distribution):
     Every number has an error: `law.with_error` provides all methods that return
     numbers, and each returns an `Estimate`, a value with its standard error (`interval`
     and `stats` return several). Points may be numbers or arrays. `status` says what is
-    proved, and `method` how the law was computed. Programs make laws; you do not call
-    this class.
+    proved, and `method` how the law was computed. Programs return laws; you do not call
+    this class yourself.
 
     The public methods check arguments and return plain numbers. A subclass supplies the
     private methods marked abstract, which get checked points as an array and return

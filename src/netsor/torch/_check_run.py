@@ -107,10 +107,10 @@ def check_run(
         A function of the module that returns its torch optimiser, a list of several,
         or optimisers and schedules. Also spelled `optimizer`.
     batches : torch.Tensor, tuple, mapping or list
-        What the module is called with: a tensor of ids, a tuple of inputs, or inputs by
-        name. A list holds the batches of the passes, in order; one batch is used at
-        every step. If the module returns logits, labels that it does not take itself
-        are compared with them, or else the next token.
+        The inputs of the module: a tensor of ids, a tuple of inputs, or inputs by name.
+        A list holds the batches of the passes, in order; one batch is used at every
+        step. If the module returns logits, labels that it does not take itself are
+        compared with them, or else the next token.
     log : str, pathlib.Path, list or mapping
         The log: a .csv or .jsonl file, a trainer_state.json, a file of events of
         TensorBoard, or rows by step.

@@ -58,8 +58,8 @@ def network(
     terms of the stream. If the module returns logits, the loss predicts the next token
     (the token itself if later tokens have an effect; a class for one row of logits).
     The parameters are those of `program`; the inputs are sequences of one length, or
-    one image. Tokens that an input `attention_mask` (1 for tokens) or
-    `key_padding_mask` (True for padding) masks are left out of all quantities.
+    one image. All quantities leave out the tokens that are masked by an input named
+    `attention_mask` (1 for tokens) or `key_padding_mask` (True for padding).
 
     Examples
     --------
@@ -280,7 +280,8 @@ def _network_to_train(
 ) -> tuple[Program, set[str]]:
     """The program of the loss, and the names of the vectors in it that take steps."""
     inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
-    laws, moving = None, set[str]()
+    laws = None
+    moving = set[str]()
     if vectors:
         laws = parameters(factory)
         moving = _vectors_of(laws, vectors)

@@ -60,9 +60,9 @@ def program(
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters
     become matrices and vectors, with the laws of its own initialisation (`law.notes`
-    says where Gaussian numbers replace others); what it computes only from its inputs
-    and buffers (positions, masks, rotary tables) is computed by torch. Widths are those
-    of the module.
+    says where Gaussian numbers replace others); values that depend only on its inputs
+    and buffers (positions, masks, rotary tables) are computed by torch. Widths are
+    those of the module.
 
     Parameters
     ----------
@@ -237,7 +237,8 @@ class TorchReader(Reader):
             not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
-        shape, torch_shape = tuple(result.shape), tuple(expected.shape)
+        shape = tuple(result.shape)
+        torch_shape = tuple(expected.shape)
         refuse_if(
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",

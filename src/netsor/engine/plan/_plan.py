@@ -215,7 +215,7 @@ class Plan:
 
     @property
     def operations(self) -> int:
-        """Roughly the entries and products computed per replica."""
+        """An estimate of the entries and products computed per replica."""
         return sum(step.operations for step in self.steps)
 
     @property

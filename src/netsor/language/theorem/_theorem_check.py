@@ -81,8 +81,8 @@ class Point:
     Parameters
     ----------
     name, verdict : str
-        What the point requires, and what follows from it: `proved`, `conjectured` or
-        `no limit`.
+        The requirement of the point, and the resulting verdict: `proved`, `conjectured`
+        or `no limit`.
     violations : tuple of Violation
         The values that break it.
     """

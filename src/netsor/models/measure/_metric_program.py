@@ -229,7 +229,7 @@ class Probes:
     def limit(self) -> Program:
         """The program for n = ∞.
 
-        Tied logits keep their fluctuation at the width of the model.
+        Tied logits keep the fluctuation that they have at the width of the model.
         """
         return self._program(self._build(limit=True))
 

@@ -89,11 +89,11 @@ def audit(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, module or callable
-        What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
-        its tokens and names what to measure with `ns.probe`; or a PyTorch module that
-        takes ids, or a function that makes one, or a JAX model, at its own widths and
-        16 tokens by default. `ns.torch.network` and `ns.jax.network` read those with
-        other inputs.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a `Program` that
+        contains its tokens and names what to measure with `ns.probe`; or a PyTorch
+        module that takes ids, or a function that makes one, or a JAX model, at its own
+        widths and 16 tokens by default. `ns.torch.network` and `ns.jax.network` read
+        those with other inputs.
     recipe : str, optional
         An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional

@@ -78,9 +78,9 @@ def coord_check(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that
-        returns a PyTorch module with logits, or a `Program` whose output is the loss
-        and which names what to measure with `ns.probe`.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a function of the
+        width that returns a PyTorch module with logits, or a `Program` whose output is
+        the loss and which names what to measure with `ns.probe`.
     widths : sequence of float, optional
         Of the stream; 256, 1024 and 4096 by default. With a function you may also pass
         `inf`; it then receives an `ns.Width`.
@@ -173,7 +173,8 @@ def coord_check(
             parametrisation=parametrisation,
             vectors=vectors,
         )
-        model, parametrisation = trained.build, trained.parametrisation
+        model = trained.build
+        parametrisation = trained.parametrisation
         options |= {
             "optimiser": trained.optimiser,
             "lr": trained.lr,
@@ -276,7 +277,7 @@ def _of_torch_module(
         raise ArgumentError(
             "steps",
             steps,
-            "1 with a PyTorch optimiser; name one for more: optimiser='adam'",
+            "1 with an optimiser of PyTorch; for more name one: optimiser='adam'",
         )
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
@@ -344,7 +345,7 @@ def _of_jax_model(
             raise ArgumentError(
                 "steps",
                 steps,
-                "1 with an optimiser of optax; name one for more: optimiser='adam'",
+                "1 with an optimiser of optax; for more name one: optimiser='adam'",
             )
         program_of, kind = training_by_optax(build, width, optimiser, ids)
         return TrainedFunction(program_of, optimiser=kind, lr=0.0, ids=None)

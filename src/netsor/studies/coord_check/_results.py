@@ -507,7 +507,8 @@ def _not_checked_text(check: Check) -> str:
 def _exponents_text(statuses: Sequence[str]) -> str:
     """The verdicts on exponents in words, as "13 of 17 exponents flagged"."""
     judged = [status for status in statuses if status != NOT_APPLICABLE]
-    flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
+    flagged = judged.count(FLAG)
+    undecided = judged.count(UNDECIDED)
     if not flagged and not undecided:
         return f"all {len(judged)} exponents as expected"
     if not flagged:
@@ -713,7 +714,7 @@ def _tick_text(n: float) -> str:
 
 class CoordCheck(ByParametrisation[Check]):
     """A coordinate check: one `Check` for each parametrisation, by its name or its
-    place; `ns.coord_check` makes it.
+    place; `ns.coord_check` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figures and the
     tables.

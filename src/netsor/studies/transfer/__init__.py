@@ -66,9 +66,9 @@ def transfer(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that
-        returns a `Program` whose output is the loss, or a PyTorch module with logits.
-        PyTorch trains a module itself.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a function of the
+        width that returns a `Program` whose output is the loss, or a PyTorch module
+        with logits. PyTorch trains a module itself.
     widths : sequence of float, optional
         Of the stream; 64, 256 and 1024 by default. With a function you may also pass
         `inf`; it then receives an `ns.Width`.
