@@ -679,7 +679,9 @@ _NAMES = {
     "netsor.torch._capture": ("captured",),
     "netsor.torch._complex_pairs": ("COMPLEX_FUNCTIONS", "ComplexPairs"),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
+    "netsor.torch.maximal_update._depth": ("without_zeros",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
+    "netsor.torch._sharded_checkpoint": ("chunks_of",),
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",

@@ -148,7 +148,8 @@ class InitCheck:
 
         Without a reference it also says what cannot be found.
         """
-        status, coverage = self.status, self.coverage
+        status = self.status
+        coverage = self.coverage
         if not self.checked_pass:
             status += " (forward pass not checked)"
             coverage = self._coverage_of_parameters
@@ -220,9 +221,11 @@ class InitCheck:
         else:
             subject = ""
         of_parameters = self._of_parameters()
-        because, shown = "", MOST_SHOWN
+        because = ""
+        shown = MOST_SHOWN
         if of_parameters:
-            because, shown = " (perhaps because of these parameters)", MOST_IMPLIED
+            because = " (perhaps because of these parameters)"
+            shown = MOST_IMPLIED
         notes = [*self._notes_on_parameters(), *self.notes]
         sections = [
             Section("Parameters that differ", _items(of_parameters, MOST_SHOWN)),

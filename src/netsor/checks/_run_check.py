@@ -639,7 +639,9 @@ class RunLaw:
         own_error = self.tolerance
         if is_log:
             errors = errors / known + self.tolerance
-            x, y, known = np.log(x), np.log(y), np.log(known)
+            x = np.log(x)
+            y = np.log(y)
+            known = np.log(known)
         else:
             errors = errors + self.tolerance * abs(x).max(axis=0)
             own_error *= float(abs(y).max())
@@ -765,7 +767,8 @@ class RunLaw:
             medians = np.median(self.values[name], axis=0)
             factors[name], differences[name] = {}, {}
             for step, number in steps.items():
-                value, median = number.value, float(medians[step])
+                value = number.value
+                median = float(medians[step])
                 if not np.isfinite(value):
                     continue
                 differences[name][step] = value - median
@@ -826,7 +829,9 @@ class RunLaw:
         For N numbers z standard deviations off it is
         (ν + N) log(1 + zᵀ C⁻¹ z / ν) + Σ log variance.
         """
-        keys, scores, log_variances = [], [], 0.0
+        keys = []
+        scores = []
+        log_variances = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
                 score = self._score(number, values[name][:, step])
@@ -915,9 +920,11 @@ def _moved(healthy: Floats, few: Floats) -> Floats:
     if (few == few[0]).all():
         return np.full_like(healthy, few[0])
     is_log = bool((healthy > 0).all() and (few > 0).all())
-    before, after = healthy, few
+    before = healthy
+    after = few
     if is_log:
-        before, after = np.log(healthy), np.log(few)
+        before = np.log(healthy)
+        after = np.log(few)
     changes = after - before[: len(after)]
     signs = np.where(np.arange(len(before)) % 2, 1.0, -1.0)
     moved: Floats = before + changes.mean() + signs * changes.std(ddof=1)

@@ -198,7 +198,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
     LOADED.add(str(getattr(module, "__file__", "")))
-    name, index = match["name"], match["index"]
+    name = match["name"]
+    index = match["index"]
     value: Any = getattr(module, name, None)
     if value is None:
         raise _not_defined(name, module_name, module)

@@ -256,7 +256,8 @@ def _file(model: str, path: str | None, overwrite: bool) -> Path:
 
 def _named_file(option: str, path: str, overwrite: bool) -> Path:
     """The file of an option, whose ending must be that of its kind."""
-    file, ending = Path(path), ENDINGS[option]
+    file = Path(path)
+    ending = ENDINGS[option]
     out.check_name(option, path)
     if file.suffix != ending:
         raise UsageError(f"{option} {shown(path)} must end in {ending}")

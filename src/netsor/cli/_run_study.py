@@ -293,7 +293,8 @@ def audit(
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
     result = run(options, partial(_audit_study, rules, earlier), as_json)
-    verdict, more_json = "", {}
+    verdict = ""
+    more_json = {}
     failed: list[str] = []
     if earlier is not None:
         departures = result.departures(earlier)
@@ -606,7 +607,9 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
                 parametrisation=options["rules"] or None,
                 vectors=options["vectors"],
             )
-            model, optimiser, rates = trained.build, trained.optimiser, trained.lr
+            model = trained.build
+            optimiser = trained.optimiser
+            rates = trained.lr
             options["ids"], options["vectors"] = trained.ids, trained.vectors
             options["rules"] = trained.parametrisation
             options["trains_vectors"] = is_of_vectors
@@ -630,7 +633,8 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def _failures(checks: Iterable[Any]) -> list[str]:
     """Why coordinate checks fail: something is flagged, or most is undecided."""
-    broken, undecided = [], []
+    broken = []
+    undecided = []
     for check in checks:
         if check.broken:
             broken.append(f"{check.name} ({', '.join(check.broken)})")
@@ -654,7 +658,8 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
-        source, batch = options["model"], options.pop("batch")
+        source = options["model"]
+        batch = options.pop("batch")
         model, optimiser = _trained(options)
         framework = framework_of(model, options["widths"])
         if framework:
@@ -681,7 +686,8 @@ def _transfer_of_module(
     if batch is not None:
         options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
     rules = options.pop("rules") or None
-    grow, vectors = options.pop("grow"), options.pop("vectors")
+    grow = options.pop("grow")
+    vectors = options.pop("vectors")
     if grow != "heads":
         raise UsageError(f"--grow {grow} is for models: a module defines what grows")
     if vectors:

@@ -209,7 +209,8 @@ def _changed(
 
     The numbers that decide the later ones depend on the earlier ones.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     names = measurement.operations.graph.parameters
     before = {name: rule.of(name) for name in names}
     with_stds = {name: _with_std(before[name], name, solution) for name in names}
@@ -245,7 +246,8 @@ def _with_rates(
     The eps of Adam follows the size of the gradient. `own_rate` is the exponent of the
     learning rate of the user, which that of the rule multiplies.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     is_matrix = name in measurement.matrices
     lr = Power(rule.lr.width + solution.lr.get(name, 0.0) + 0.0)
     eps = rule.eps

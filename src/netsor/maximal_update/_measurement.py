@@ -147,7 +147,8 @@ def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
     parts: dict[str, dict[str, set[Any]]] = {}
     for name, of_sizes in shapes_of.items():
         for number in NUMBER.finditer(name):
-            container, suffix = name[: number.start()], name[number.end() :]
+            container = name[: number.start()]
+            suffix = name[number.end() :]
             of_container = parts.setdefault(container, {})
             of_container.setdefault(number.group(), set()).add((suffix, of_sizes))
 

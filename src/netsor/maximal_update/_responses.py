@@ -247,12 +247,14 @@ def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
     """The operations of a graph; `words` are those whose logits count."""
     nodes = graph.nodes
     index_of = {node: index for index, node in enumerate(nodes)}
-    parameters_of, of_inputs = graph.weights(), graph.of_inputs()
+    parameters_of = graph.weights()
+    of_inputs = graph.of_inputs()
     by_index: dict[int, Operation] = {}
     for index, node in enumerate(nodes):
         if not graph.is_call(node) or node not in of_inputs or not parameters_of[node]:
             continue
-        moving, weights = [], {}
+        moving = []
+        weights = {}
         for x in dict.fromkeys(graph.inputs_of(node)):
             if not parameters_of[x]:
                 continue
@@ -329,7 +331,8 @@ def _updated_weights(
 ) -> dict[Node, Any]:
     """The values after the update of all nodes that depend on parameters only."""
     graph = operations.graph
-    names, of_inputs = graph.weights(), graph.of_inputs()
+    names = graph.weights()
+    of_inputs = graph.of_inputs()
     after = dict(values)
     after.update(graph.numbers(updated))
     for node in graph.every_node:

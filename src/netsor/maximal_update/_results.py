@@ -93,7 +93,8 @@ class Solved(NamedTuple):
 
 def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
-    before, after = first.measurement, last.measurement
+    before = first.measurement
+    after = last.measurement
     evidence = {}
     for name in before.operations.graph.parameters:
         std = before.stds.get(name)
@@ -405,7 +406,8 @@ class DerivedRule:
         """About how long `check` takes for all its widths and depths, from one training
         at each.
         """
-        subject, training = self.subject, self._trained
+        subject = self.subject
+        training = self._trained
         sizes = [subject.size(n, subject.base_depth) for n in self.widths_of_check]
         sizes += [(subject.base_width, depth) for depth in self.depths_of_check]
         training.changes(sizes[0], SMALL_LR, 0, 1)  # the first one loads libraries
@@ -483,7 +485,8 @@ class DerivedRule:
 
     def name_of(self, name: str) -> str:
         """The rule of the literature whose exponents a parameter has, or ""."""
-        rule, std = self._full(name), self.evidence[name].std
+        rule = self._full(name)
+        std = self.evidence[name].std
         std_exponent = 0.0
         if std is not None:
             std_exponent = round(2 * std.value) / 2 + rule.std.width
@@ -711,5 +714,6 @@ def _interval(exponent: Exponent | None) -> str:
         """Two decimals; −0 becomes 0."""
         return round(x, 2) + 0.0
 
-    low, high = rounded(exponent.low), rounded(exponent.high)
+    low = rounded(exponent.low)
+    high = rounded(exponent.high)
     return f"{rounded(exponent.value):+.2f} ({low:+.2f},{high:+.2f})"

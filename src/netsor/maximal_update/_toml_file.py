@@ -114,7 +114,8 @@ def _content(tables: dict[str, Any]) -> FileContent:
     )
     if ("base_depth" in tables) != ("layer" in tables):
         raise ValueError("base_depth and layer must be given together")
-    module, optimiser = tables["module"], tables["optimiser"]
+    module = tables["module"]
+    optimiser = tables["optimiser"]
     if not isinstance(module, str) or not module.isidentifier():
         raise ValueError(f"module={shown(module)} must be the name of a function")
     if not isinstance(optimiser, str) or not optimiser.isidentifier():

@@ -116,7 +116,8 @@ class Call(NamedTuple):
 
     def _settled_pair(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Two operands whose coordinates, indices and numbers can be combined."""
-        x, y = self.beside(first, second), self.beside(second, first)
+        x = self.beside(first, second)
+        y = self.beside(second, first)
         if isinstance(x, Vectors) and isinstance(y, Vectors):
             return self._along_one_axis(x, y)
         if not is_random(y):
@@ -183,7 +184,8 @@ class Call(NamedTuple):
         Coordinates along which the other operand has indices become scalars; of two
         vectors that make a product of all coordinates with all, the shorter ones.
         """
-        size_a, size_b = a.shape[a.axis], b.shape[b.axis]
+        size_a = a.shape[a.axis]
+        size_b = b.shape[b.axis]
         if a.from_end == b.from_end:
             if size_a == size_b:
                 return a, b
@@ -601,7 +603,8 @@ class Bounds(NamedTuple):
 
 def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """Scalars, or coordinates, between two numbers; None is no bound."""
-    low, high = _bound(least, -math.inf), _bound(most, math.inf)
+    low = _bound(least, -math.inf)
+    high = _bound(most, math.inf)
     refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
     if isinstance(x, Scalars) and x.root is not None:
         # one function of the mean square, whose slope at 0 is finite
@@ -799,7 +802,8 @@ def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
 
     x has the shape (…, inputs), the result (…, outputs).
     """
-    outputs, inputs = weight.shape[0], x.shape[-1]
+    outputs = weight.shape[0]
+    inputs = x.shape[-1]
     rows = call.draws.vectors(weight).plain
     products = ns.dot(x.plain.reshape(-1), rows)  # Σ x w / √inputs
     return Scalars(products.reshape(*x.shape[:-1], outputs), math.sqrt(inputs))
@@ -822,7 +826,8 @@ def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:
     vectors = x.channels_first()
     if vectors is None:
         raise Refusal("the coordinates of vectors are interleaved with positions")
-    outputs, channels = weight.shape[0], x.width
+    outputs = weight.shape[0]
+    channels = x.width
     by_channel = weight.viewed(Reshape((outputs, channels, vectors.shape[-1])))
     by_position = by_channel.viewed(Permute((0, 2, 1)))
     return call.draws.product(by_position, ns.concat(vectors, axis=-1))
@@ -1034,9 +1039,12 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
         chosen_part = multiply(call, chosen, kept.astype(float))
         return add(call, chosen_part, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
-        x, fill = chosen, numbers(other)
+        x = chosen
+        fill = numbers(other)
     else:
-        kept, x, fill = ~kept, other, numbers(chosen)
+        kept = ~kept
+        x = other
+        fill = numbers(chosen)
     if (fill <= MASKED).all():
         return _with_mask(call, x, kept, fill)
     kept_part = multiply(call, x, kept.astype(float))

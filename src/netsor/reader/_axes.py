@@ -200,7 +200,9 @@ class Vectors(View):
 
         Each is made of pieces of the stored vectors, one after the other.
         """
-        size, width, piece = self.shape[self.axis], self.value.width.factor, self.piece
+        size = self.shape[self.axis]
+        width = self.value.width.factor
+        piece = self.piece
         first_pieces = self._starts // piece
         pieces = self.value
         if piece != width:
@@ -417,7 +419,9 @@ class Linear:
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return (*self.x.shape[:-1], *self.image.shape[len(self.x.shape) :])
+        axes_of_vectors = self.x.shape[:-1]
+        axes_of_image = self.image.shape[len(self.x.shape) :]
+        return (*axes_of_vectors, *axes_of_image)
 
     @property
     def used_coordinates(self) -> tuple[int, int]:
@@ -489,7 +493,8 @@ def settled(linear: Linear) -> Vectors:
         len(linear.shape) > len(x.shape),
         "pairs of coordinates that are not set end to end",
     )
-    start, stop = 0, x.shape[-1]
+    start = 0
+    stop = x.shape[-1]
     if linear.shape[-1] < stop:
         start, stop = linear.used_coordinates
     refuse_if(
@@ -559,9 +564,12 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     tokens, size = x.shape[token_axis], x.shape[-1]
     before = before.reshape(2, 1, size)
     rows = after.shape[token_axis + 1]
-    after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
+    rows_last = np.moveaxis(after, token_axis + 1, -2)
+    by_token = rows_last.reshape(2, -1, rows, size)  # and by all other axes
+    after = by_token[:, 0]
     # the coordinates from `changed` on stay as they are
-    changed = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    differs = (after != before).any(axis=(0, 1))  # (coordinates,)
+    changed = int(np.flatnonzero(differs)[-1]) + 1
     try:
         rotation = _rotation(before, after, turned=changed, tokens=tokens)
     except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
@@ -661,7 +669,8 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
     neighbours = 2 * half, 2 * half + 1
     layouts = ((ends, ends), (neighbours, neighbours), (neighbours, ends))
     for old_pairs, new_pairs in layouts:
-        old, new = _as_complex(before, old_pairs), _as_complex(after, new_pairs)
+        old = _as_complex(before, old_pairs)
+        new = _as_complex(after, new_pairs)
         turns = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turns[0, 0])) if turned > 1 else 1.0
         atol = TOLERANCE * gain

@@ -356,7 +356,8 @@ class Draws:
         if given is not None and w.name in self.of_given_numbers:
             self._law_for(w.name, "a matrix")
             return self._sum_of_columns(w, given)
-        out, into = w.shape[0], math.prod(w.shape[1:])
+        out = w.shape[0]
+        into = math.prod(w.shape[1:])
         law = self._law_of_matrix(w, into)
         std = law.std * math.sqrt(into)
         if w.name == self.head:
@@ -664,9 +665,11 @@ class Draws:
         # the storage has room for two coordinates of each vector or more
         vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
         if x.is_interleaved:
-            size, piece = len(np.unique(coordinates)), 1
+            size = len(np.unique(coordinates))
+            piece = 1
         else:
-            size, piece = x.shape[x.axis], x.piece
+            size = x.shape[x.axis]
+            piece = x.piece
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",

@@ -195,10 +195,13 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
     (index,) = indices
     refuse_if(not isinstance(index, np.ndarray), "entries at indices that are random")
     if index.dtype == bool:
-        row_numbers, rows = np.flatnonzero(index), index.size
+        row_numbers = np.flatnonzero(index)
+        rows = index.size
         flat_shape = rows, *x.shape[index.ndim :]
     else:
-        row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
+        row_numbers = index
+        rows = x.shape[0]
+        flat_shape = tuple(x.shape)
     count = len(row_numbers)
     are_distinct = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == count
     refuse_if(not are_distinct, "entries at indices of several axes, or at equal ones")
@@ -232,7 +235,10 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     longer_call = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
     with_zeros = concatenate(longer_call, [values, zeros], axis)
     # how often each index has come before
-    round_of_value = [int((index[:k] == index[k]).sum()) for k in range(count)]
+    round_of_value = []
+    for k in range(count):
+        equal_before = index[:k] == index[k]
+        round_of_value.append(int(equal_before.sum()))
     for round_number in range(max(round_of_value, default=-1) + 1):
         in_round = np.flatnonzero(np.equal(round_of_value, round_number))
         value_of_entry = np.full(size, count)
@@ -258,6 +264,11 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
         tensors = [call.vectors(x) if isinstance(x, Scalars) else x for x in tensors]
     if any(isinstance(x, Scalars) for x in tensors):
         return _joined_with_numbers(tensors, axis)
+    return _joined_vectors(call, tensors, axis)
+
+
+def _joined_vectors(call: Call, tensors: list[Tensor], axis: int) -> Vectors:
+    """Vectors and given numbers, one after the other along an axis."""
     coordinate_axes = {x.axis for x in tensors if isinstance(x, Vectors)}
     refuse_if(len(coordinate_axes) > 1, "torch.cat of vectors along different axes")
     (coordinates,) = coordinate_axes
@@ -293,7 +304,8 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         axis = len(x.shape) - 1 - number
         size = x.shape[axis]
         if before < 0 or after < 0:
-            start, stop = max(-before, 0), size - max(-after, 0)
+            start = max(-before, 0)
+            stop = size - max(-after, 0)
             x = pick(call, x, axis, slice(start, stop))
         shape = tuple(x.shape)
         front = np.full(_with_size(shape, axis, max(before, 0)), value)
@@ -426,7 +438,8 @@ class Patchwork:
     def joined(self, call: Call) -> Tensor:
         """The whole tensor."""
         patches_in_order: list[Tensor] = []
-        position, size = 0, self.shape[self.axis]
+        position = 0
+        size = self.shape[self.axis]
         for positions in sorted(self.patches, key=lambda span: span.start):
             patches_in_order += self._given(position, positions.start)
             patches_in_order.append(self.patches[positions])

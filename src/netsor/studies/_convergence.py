@@ -122,7 +122,9 @@ class Rate:
         error = np.minimum(error, LONGEST_BAR * value)
         # an infinite KL has no place in the picture
         drawn = np.isfinite(value)
-        widths, value, error = widths[drawn], value[drawn], error[drawn]
+        widths = widths[drawn]
+        value = value[drawn]
+        error = error[drawn]
         points = ax.errorbar(widths, value, error, fmt="o", capsize=3, label=label)
         if math.isfinite(self.slope.value):
             self._plot_fit(ax, points.lines[0].get_color())
@@ -427,8 +429,10 @@ class _WidthSearch:
         of: str | float,
         tolerance: float,
     ) -> None:
-        self._law, self._limit = law, limit
-        self._of, self._tolerance = of, tolerance
+        self._law = law
+        self._limit = limit
+        self._of = of
+        self._tolerance = tolerance
         self.differences: dict[int, Estimate] = {}
 
     def _difference(self, n: int) -> Estimate:

@@ -375,7 +375,8 @@ def _refuse_hooks_of(owner: Any, name: str) -> None:
 def _refuse_missing_rows(graph: Graph, node: Node) -> None:
     """Reject indices (token ids, or positions) that are no rows of a table."""
     table, index_node = node.args[:2]
-    indices, rows = graph.constants[index_node], table.meta["val"].shape[0]
+    indices = graph.constants[index_node]
+    rows = table.meta["val"].shape[0]
     if not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < rows:
         return
     name = graph.parameters.get(table, "the table")
@@ -523,7 +524,8 @@ def _attention(
     Tensors have the shape (…, heads, tokens, head dimension).
     """
     if options.get("enable_gqa"):
-        heads, key_heads = query.shape[-3], key.shape[-3]
+        heads = query.shape[-3]
+        key_heads = key.shape[-3]
         key = key.repeat_interleave(heads // key_heads, -3)
         value = value.repeat_interleave(heads // key_heads, -3)
     if dropout_p:

@@ -557,7 +557,8 @@ def _loss(logits: Any, targets: Targets | None) -> Any:
         right_logits = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
-        rows, words = range(len(targets.rows)), list(targets.words)
+        rows = range(len(targets.rows))
+        words = list(targets.words)
         right_logits = logits[rows, words]
     return (torch.logsumexp(logits, -1) - right_logits).mean()
 

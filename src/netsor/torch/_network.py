@@ -280,7 +280,8 @@ def _network_to_train(
 ) -> tuple[Program, set[str]]:
     """The program of the loss, and the names of the vectors in it that take steps."""
     inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
-    laws, moving = None, set[str]()
+    laws = None
+    moving = set[str]()
     if vectors:
         laws = parameters(factory)
         moving = _vectors_of(laws, vectors)

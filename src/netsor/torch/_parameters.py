@@ -246,7 +246,8 @@ def _check_initialised(name: str, p: Any, samples: list[Sample]) -> None:
 
     present = p.detach().float().cpu().numpy().ravel()
     new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
-    present_rms, new_rms = root_mean_square(present), root_mean_square(new)
+    present_rms = root_mean_square(present)
+    new_rms = root_mean_square(new)
     # The relative error of the root mean square of n normals is √(1/2n). Eight of them
     # are exceeded by chance in none of millions of parameters.
     error = math.sqrt(1 / (2 * present.size) + 1 / (2 * new.size))
@@ -354,7 +355,8 @@ def _same_numbers(
     law: Parameter, earlier: Parameter, by_name: Mapping[str, list[Sample]]
 ) -> Parameter:
     """The law of a parameter that has the numbers of an earlier one, in some order."""
-    samples, originals = by_name[law.name], by_name[earlier.name]
+    samples = by_name[law.name]
+    originals = by_name[earlier.name]
     pairs = [
         (sample.entries, original.entries)
         for sample, original in zip(samples, originals, strict=True)

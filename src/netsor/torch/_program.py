@@ -237,7 +237,8 @@ class TorchReader(Reader):
             not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
-        shape, torch_shape = tuple(result.shape), tuple(expected.shape)
+        shape = tuple(result.shape)
+        torch_shape = tuple(expected.shape)
         refuse_if(
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",

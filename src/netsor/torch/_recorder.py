@@ -135,7 +135,8 @@ class Recorder:
             A folder that does not contain these files yet.
         """
         folder = Path(folder)
-        log, batch = folder / "run.csv", folder / "batch.pt"
+        log = folder / "run.csv"
+        batch = folder / "batch.pt"
         for path in (log, batch):
             if path.exists():
                 raise ArgumentError(
@@ -299,7 +300,8 @@ class Recorder:
     def _after_update(self, optimiser: Any, *_: Any) -> None:
         """Add the row of a step, or what another update adds to it."""
         if not self.complete and self._begins_step(optimiser):
-            self._before, self._latest = self._latest, []
+            self._before = self._latest
+            self._latest = []
             self._waiting = set(self._all)
             self._add_row()
         if not self._before:
@@ -320,7 +322,8 @@ class Recorder:
         row[PARAMETERS] = float(norm(self._before))
         row[RATE] = self._rate
         self.rows.append(row)
-        self._losses, self._gradients = [], {}
+        self._losses = []
+        self._gradients = {}
 
     def _update_norms(self) -> dict[str, float]:
         """The norms of the changes since the step began, of all and of each group."""
@@ -340,7 +343,8 @@ class Recorder:
             return
         self.close()
         self._before = []
-        actions, self._actions = self._actions, []
+        actions = self._actions
+        self._actions = []
         for action in actions:
             action()
 

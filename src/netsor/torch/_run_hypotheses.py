@@ -215,7 +215,8 @@ def _to_bfloat16(module: Any) -> None:
 
 def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
     """Losses that are summed, or averaged over other tokens than the labels."""
-    tokens, rows = batch.label_count, batch.rows
+    tokens = batch.label_count
+    rows = batch.rows
     if tokens > 1:
         yield Hypothesis(
             "sum over tokens",
@@ -245,7 +246,8 @@ def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
 
 def _predicted_share(batch: Batch) -> float:
     """The share of labels that a token predicts, if the module shifts them itself."""
-    labels, ids = batch.labels, batch.ids
+    labels = batch.labels
+    ids = batch.ids
     if labels is None or ids is None or labels.shape != ids.shape or ids.ndim < 2:
         return 1.0
     counts = labels >= 0
@@ -309,7 +311,8 @@ def _power_of_two(x: float) -> float:
 
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Labels that are shifted too little or too much."""
-    labels, ids = probe.batch.labels, probe.batch.ids
+    labels = probe.batch.labels
+    ids = probe.batch.ids
     has_tokens = ids is not None and ids.ndim > 1
     if not has_tokens or (labels is not None and labels.shape != ids.shape):
         return
@@ -360,7 +363,8 @@ def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
 
     def of_batch(batch: Batch) -> Batch:
         batch = _with_labels(batch)
-        labels, ids = batch.labels, batch.ids
+        labels = batch.labels
+        ids = batch.ids
         for _ in range(shift):
             labels = torch.cat([ids[:, :1], labels[:, :-1]], dim=1)
         if shift < 0:
@@ -373,7 +377,8 @@ def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
 def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Padding that counts."""
     batch = probe.batch
-    labels, ids = batch.labels, batch.ids
+    labels = batch.labels
+    ids = batch.ids
     is_padded = labels is not None and ids is not None and bool((labels < 0).any())
     if is_padded and labels.shape == ids.shape:
         yield Hypothesis(
@@ -497,7 +502,8 @@ def _counting(which: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
     """
 
     def of_batch(batch: Batch) -> Batch:
-        labels, ids = batch.labels, batch.ids
+        labels = batch.labels
+        ids = batch.ids
         counted = labels >= 0
         shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
         aligned = ids if bool((labels == ids)[counted].all()) else shifted

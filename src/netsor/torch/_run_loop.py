@@ -143,10 +143,12 @@ class Loop(TrainingLoop):
 
     def batches_of(self, step: int) -> list[Batch]:
         """The batches of a step, on the device."""
-        first, end = step * self.accumulation, (step + 1) * self.accumulation
+        first = step * self.accumulation
+        end = (step + 1) * self.accumulation
         if self.first_alone:  # one pass, and then whole steps
             shift = self.accumulation - 1
-            first, end = max(first - shift, 0), end - shift
+            first = max(first - shift, 0)
+            end = end - shift
         return [self.batch(number) for number in range(first, end)]
 
     def batch(self, number: int) -> Batch:

@@ -116,9 +116,11 @@ def _of_rate_factor(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         return
     count = round(max(factor, 1 / factor))
     if count not in (1, 2, 10):
-        times, value = f"{count} times", float(count)
+        times = f"{count} times"
+        value = float(count)
         if factor < 1:
-            times, value = f"1/{count} of", 1 / count
+            times = f"1/{count} of"
+            value = 1 / count
         yield Hypothesis(
             "learning rate",
             f"is the learning rate {times} what it should be?",
@@ -178,7 +180,8 @@ def _with_exchanged(make: Make, first: int, second: int) -> Make:
 
     def of_module(module: Any) -> Setup:
         setup = setup_of(make, module)
-        one, other = setup.param_groups[first], setup.param_groups[second]
+        one = setup.param_groups[first]
+        other = setup.param_groups[second]
         rates = [_settings(group)[0] for group in (one, other)]
         if all(rates):
             _multiply_rate(setup, first, rates[1] / rates[0])

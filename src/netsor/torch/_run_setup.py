@@ -68,7 +68,8 @@ def setup_of(make: Callable[[Any], Any], module: Any) -> Setup:
     result = make(module)
     if isinstance(result, Setup):
         return result
-    optimisers, schedules = [], []
+    optimisers = []
+    schedules = []
     for x in _parts(result):
         if isinstance(x, torch.optim.Optimizer):
             optimisers.append(x)

@@ -500,8 +500,10 @@ class _Unroller:
         for step in at_times:
             if content(step.params.get("by")) != content(first.params.get("by")):
                 raise NotPeriodicError
-        arguments = [self._argument(at_times, k) for k in range(len(first.args))]
+        read = [self._registers_read(at_times, k) for k in range(len(first.args))]
+        arguments = list(zip(*read, strict=True))
         keys = self._random_streams(at_times)
+        labels = self._labels(at_times)
         repeated: list[Step] = []
         for time in range(1, self.loop.times + self.more):
             params = first.params
@@ -511,49 +513,49 @@ class _Unroller:
                 Step(
                     kind=first.kind,
                     out=self._outs[number][time],
-                    args=self._arguments_at(time, arguments, at_times),
+                    args=arguments[time] if arguments else (),
                     params=params,
-                    label=self._label(at_times, time),
+                    label=labels[time],
                     operations=first.operations,
                 )
             )
         return repeated
 
-    def _arguments_at(
-        self,
-        time: int,
-        arguments: Sequence[_Argument | None],
-        at_times: Sequence[Step],
-    ) -> tuple[Register, ...]:
-        """The registers that a step reads at a time of the whole plan."""
-        registers: list[Register] = []
-        for k, argument in enumerate(arguments):
-            if argument is None:  # made before the loop
-                register = at_times[0].args[k]
-            elif argument.times_back > time:  # the loop has not run so often
-                register = at_times[time].args[k]
-            else:
-                earlier = time - argument.times_back
-                register = self._outs[argument.step][earlier]
-            registers.append(register)
-        return tuple(registers)
+    def _registers_read(self, at_times: Sequence[Step], k: int) -> list[Register]:
+        """What a step reads as argument k, at all times of the whole plan."""
+        argument = self._argument(at_times, k)
+        times = self.loop.times + self.more
+        if argument is None:  # made before the loop
+            return [at_times[0].args[k]] * times
+        # at first, the loop has not run so often
+        first_times = [step.args[k] for step in at_times[: argument.times_back]]
+        outs = self._outs[argument.step]
+        return [*first_times, *outs[: times - argument.times_back]]
 
-    def _label(self, at_times: Sequence[Step], time: int) -> str:
-        """The label of a step at a later time: names are those of later matrices."""
+    def _labels(self, at_times: Sequence[Step]) -> list[str]:
+        """The labels of a step at all times: names are those of later matrices."""
         first_words = at_times[0].label.split(" ")
         earlier = 0
         if self._matrices.keys().isdisjoint(first_words):
             earlier = 1  # the first time may begin before the equal blocks
         words = at_times[earlier].label.split(" ")
-        for k, word in enumerate(words):
-            matrix = self._matrices.get(word)
-            if matrix is None:
+        times = self.loop.times + self.more
+        places = [k for k, word in enumerate(words) if word in self._matrices]
+        matrices = [self._matrices[words[k]] for k in places]
+        if not matrices:
+            return [at_times[earlier].label] * times
+        blocks = min(len(matrix.names) for matrix in matrices)
+        first_block = max(matrix.block for matrix in matrices)
+        labels: list[str] = []
+        for time in range(times):
+            added_blocks = (time - earlier) * self.blocks_per_time
+            if first_block + added_blocks >= blocks:  # after the equal blocks
+                labels.append(at_times[time - self.more].label)
                 continue
-            later_block = matrix.block + (time - earlier) * self.blocks_per_time
-            if later_block >= len(matrix.names):  # after the equal blocks
-                return at_times[time - self.more].label
-            words[k] = matrix.names[later_block]
-        return " ".join(words)
+            for k, matrix in zip(places, matrices, strict=True):
+                words[k] = matrix.names[matrix.block + added_blocks]
+            labels.append(" ".join(words))
+        return labels
 
     def _argument(self, at_times: Sequence[Step], k: int) -> _Argument | None:
         """What a step reads as argument k at all times; None if from before the loop.

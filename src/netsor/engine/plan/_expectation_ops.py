@@ -135,7 +135,8 @@ def kernel(
     mu, a = _mean_and_deviation(u, constant)
     x = expect.BatchedFunction(f, mu, f_params)
     if is_symmetric:  # the same object twice, so that only half of it is computed
-        y, b = x, a
+        y = x
+        b = a
     else:
         nu, b = _mean_and_deviation(v, constant)
         y = expect.BatchedFunction(g, nu, g_params)

@@ -73,7 +73,8 @@ def _blocks_on_device(
     backend = replace(backend, precision="float64", rounded=False)
     # a small block has the same random numbers for every plan
     size = backend.replicas_that_fit(plan, min(replicas, 16))
-    all_means, all_columns = [], []
+    all_means = []
+    all_columns = []
     for mean, columns in backend.sample(
         plan, seed, range(replicas), size, lambda count: None
     ):

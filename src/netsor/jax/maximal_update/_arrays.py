@@ -70,7 +70,8 @@ class JaxArrays:
 
         They are the next ones of `normals`, which begin again at their end.
         """
-        size, available = x.size, len(self.normals)
+        size = x.size
+        available = len(self.normals)
         numbers = jnp.roll(jnp.asarray(self.normals), -self._used)
         self._used = (self._used + size) % available
         repeats = math.ceil(size / available)

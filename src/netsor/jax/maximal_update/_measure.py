@@ -225,8 +225,10 @@ class JaxGraphs:
 
     def _check_factors(self, rule: ScalingRule, size: Size) -> None:
         """Raise an error unless factors of parameters do what factors of values do."""
-        batch, ratios = self.subject.model(*size).batch, self.subject.ratios(*size)
-        scaled_graph, plain_graph = self.known[size, rule.scales], self.plain[size]
+        batch = self.subject.model(*size).batch
+        ratios = self.subject.ratios(*size)
+        scaled_graph = self.known[size, rule.scales]
+        plain_graph = self.plain[size]
         with jax.enable_x64(True):
             parameters = self._of_first_draw(size, ScalingRule())
             scaled = scaled_parameters(parameters, rule.scales, ratios)
@@ -270,7 +272,8 @@ class JaxGraphs:
 
     def network(self, rule: ScalingRule, size: Size) -> Network:
         """The network of one width and depth."""
-        graph, model = self.of(rule, size), self.subject.model(*size)
+        graph = self.of(rule, size)
+        model = self.subject.model(*size)
         key = ("values", size, rule.scales)
         with jax.enable_x64(True):
             parameters = self._of_first_draw(size, rule)
@@ -286,7 +289,8 @@ class JaxGraphs:
 
     def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
         """Measure some initialisations of a network."""
-        subject, size = self.subject, network.size
+        subject = self.subject
+        size = network.size
         seeds = [subject.seed + k for k in range(draws)]
         ratios = subject.ratios(*size)
         rates = {
@@ -320,7 +324,8 @@ class JaxGraphs:
             names = writers_of(by_index, input_index)
             if not names:
                 continue
-            name, target = names[0], operations.nodes[input_index]
+            name = names[0]
+            target = operations.nodes[input_index]
             part = self._part(graph, name, target, measurement.values)
             position = self._position(graph, by_index, input_index, part)
             self.positions.setdefault((name, part), set()).add(position)
@@ -468,7 +473,8 @@ class _Measurement:
 
     def optimiser(self) -> Any:
         """What makes directions of gradients."""
-        optax, subject = optax_library(), self.subject
+        optax = optax_library()
+        subject = self.subject
         if subject.make is not None:
             return optax.chain(subject.make, optax.scale(-1.0))
         if not subject.family.is_mixed:

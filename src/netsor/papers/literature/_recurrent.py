@@ -154,7 +154,8 @@ def closed_variance(kind: str, width: float) -> float:
     """
     g = token_weights(kind)
     e = 0.0 if width == math.inf else 1.0 / width
-    last, before = g[:, -1], g[:, :-1]
+    last = g[:, -1]
+    before = g[:, :-1]
     # E[K_TT K_ss'²] of the Wishart part
     both_last = (1 + 2 * e) * (1 + 4 * e)  # s = s' = T
     both_equal = 1 + 2 * e  # s = s' < T
@@ -334,7 +335,8 @@ def _rate(numbers: Numbers) -> Claim:
 
 def _densities(numbers: Numbers) -> Claim:
     """The closed density of linear attention and retention at infinite width."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for kind in ("linear", "retention"):
         arrays = numbers[kind]
         exact = closed_density(kind, arrays["y"])
@@ -388,7 +390,8 @@ def _variances(numbers: Numbers) -> Claim:
 
 def _learning_rates(numbers: Numbers) -> Claim:
     """The rule of µP for Adam that the exponents give."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for kind, names in MATRICES.items():
         exponents = estimates(*numbers[f"rule {kind}"]["exponent"].T)
         verdicts += [near(exponent, 1.0, RULE_ATOL) for exponent in exponents]

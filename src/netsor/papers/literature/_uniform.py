@@ -116,13 +116,15 @@ def hermite_series(f: Callable[[Array], Array], std: float) -> Array:
     nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
     weights = weights / weights.sum()
     values = weights * f(std * nodes)
-    previous, polynomial = np.zeros_like(nodes), np.ones_like(nodes)
+    previous = np.zeros_like(nodes)
+    polynomial = np.ones_like(nodes)
     squares = []
     for degree in range(TERMS):
         coefficient = float(values @ polynomial)
         squares.append(coefficient**2)
         following = nodes * polynomial - math.sqrt(degree) * previous
-        previous, polynomial = polynomial, following / math.sqrt(degree + 1)
+        previous = polynomial
+        polynomial = following / math.sqrt(degree + 1)
     return np.array(squares)
 
 
@@ -130,7 +132,8 @@ def power_series(coefficients: Array, rho: Array) -> Array:
     """Σ_k a_k ρ^k by Horner's rule, up to the last term above rounding."""
     above_rounding = np.flatnonzero(coefficients > 1e-16 * coefficients.sum())
     degree = above_rounding[-1]
-    flat, result = rho.reshape(-1), np.empty(rho.size)
+    flat = rho.reshape(-1)
+    result = np.empty(rho.size)
     # piece by piece, as each is used once for every term and then stays in the cache
     for start in range(0, rho.size, CACHED_NUMBERS):
         piece = slice(start, start + CACHED_NUMBERS)

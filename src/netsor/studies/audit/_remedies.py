@@ -158,9 +158,11 @@ def branches(flagged: Flagged) -> Advice:
     factor = float((odds.min() * odds.max()) ** -0.25)
     names: tuple[str, ...]
     if factor > 1:
-        weaker, names = "attention", ("std_o",)
+        weaker = "attention"
+        names = ("std_o",)
     else:
-        weaker, names = "the MLP", ("std_out", "bias_out")
+        weaker = "the MLP"
+        names = ("std_out", "bias_out")
     words = (
         f"Raise the std of the last matrix of the weaker branch, {weaker}, or lower"
         " that of the other"

@@ -173,7 +173,8 @@ def coord_check(
             parametrisation=parametrisation,
             vectors=vectors,
         )
-        model, parametrisation = trained.build, trained.parametrisation
+        model = trained.build
+        parametrisation = trained.parametrisation
         options |= {
             "optimiser": trained.optimiser,
             "lr": trained.lr,

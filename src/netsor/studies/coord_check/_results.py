@@ -507,7 +507,8 @@ def _not_checked_text(check: Check) -> str:
 def _exponents_text(statuses: Sequence[str]) -> str:
     """The verdicts on exponents in words, as "13 of 17 exponents flagged"."""
     judged = [status for status in statuses if status != NOT_APPLICABLE]
-    flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
+    flagged = judged.count(FLAG)
+    undecided = judged.count(UNDECIDED)
     if not flagged and not undecided:
         return f"all {len(judged)} exponents as expected"
     if not flagged:

@@ -205,7 +205,8 @@ class Graphs:
 
     def _draw(self, rule: ScalingRule, network: Network, k: int) -> Drawn:
         """Measure initialisation k of a network."""
-        subject, operations = self.subject, network.operations
+        subject = self.subject
+        operations = network.operations
         seed = subject.seed + k
         module = subject.new(*network.size, seed, rule)
         batch = subject.batch_for(module)
@@ -230,7 +231,8 @@ class Graphs:
         groups = groups_of_rule(
             rule, module, SMALL_LR, *subject.ratios(*size), self.matrices_of(size)
         )
-        rates_of_user, largest = subject.given_rates(module), subject.largest_rate
+        rates_of_user = subject.given_rates(module)
+        largest = subject.largest_rate
         names = {id(p): name for name, p in parameters_of(module).items()}
         for group in groups:
             (p,) = group["params"]
