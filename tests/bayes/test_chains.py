@@ -65,7 +65,7 @@ def test_chains_find_the_posterior(far, noise, around):
     like, std, _ = conjugate(noise)
     rng = np.random.default_rng(0)
     chains, draws = init_chains(like, np.full((40, 3), far)), []
-    for k in range(200):
+    for k in range(300):
         chains = advance_chains(like, chains, rng, around=around)
         if k >= 100:
             draws.append(chains.z)
