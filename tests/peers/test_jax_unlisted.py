@@ -21,6 +21,15 @@ def init(key):
     }
 
 
+def turned(x):
+    """Rotary positions of pairs of coordinates that are next to each other."""
+    angles = jnp.arange(len(x))[:, None] * 100.0 ** (-jnp.arange(0, WIDTH, 2) / WIDTH)
+    even, odd = x[:, ::2], x[:, 1::2]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return pairs.reshape(x.shape)
+
+
 FUNCTIONS = {
     "scan mixed": lambda p, x: (
         jax.lax.scan(
@@ -110,14 +119,46 @@ FUNCTIONS = {
         jnp.swapaxes(jnp.tanh(x @ p["a"]).reshape(2, 2, WIDTH), 0, 1) @ p["b"]
     ),
 }
-REFUSED = {
-    "fft": lambda p, x: jnp.abs(jnp.fft.fft(jnp.tanh(x @ p["a"]), axis=-1)) @ p["b"],
-    "pool": lambda p, x: (
+
+# pooling, with windows of tokens, and pairs of coordinates that turn
+FUNCTIONS |= {
+    "average pool": lambda p, x: (
         jax.lax.reduce_window(
             jnp.tanh(x @ p["a"]), 0.0, jax.lax.add, (2, 1), (2, 1), "VALID"
         )
         @ p["b"]
     ),
+    "max pool": lambda p, x: (
+        jax.lax.reduce_window(
+            jnp.tanh(x @ p["a"]) @ p["k"][0],
+            -jnp.inf,
+            jax.lax.max,
+            (3, 1),
+            (2, 1),
+            ((1, 2), (0, 0)),
+        )
+        @ p["b"]
+    ),
+    "associative scan": lambda p, x: (
+        jax.lax.associative_scan(
+            lambda first, second: (
+                first[0] * second[0],
+                first[1] * second[0] + second[1],
+            ),
+            (jax.nn.sigmoid(x @ p["a"]), x @ p["k"][0]),
+        )[1]
+        @ p["b"]
+    ),
+    "stack along the second axis": lambda p, x: (
+        jnp.stack([jnp.tanh(x[:2] @ p["a"]), jnp.sin(x[:2] @ p["a"])], axis=1) @ p["b"]
+    ),
+    "pairs of coordinates": lambda p, x: (
+        turned(x @ p["a"]) @ turned(x @ p["k"][0]).T @ jnp.ones((4, 3))
+    ),
+}
+REFUSED = {
+    "complex": lambda p, x: ((x @ p["a"]) * jnp.exp(1j)).real @ p["b"],
+    "fft": lambda p, x: jnp.abs(jnp.fft.fft(jnp.tanh(x @ p["a"]), axis=-1)) @ p["b"],
 }
 LEVEL = 1e-4 / (36 * len(FUNCTIONS))
 
