@@ -150,7 +150,7 @@ FUNCTIONS |= {
         @ p["b"]
     ),
     "stack along the second axis": lambda p, x: (
-        jnp.stack([jnp.tanh(x[:2] @ p["a"]), jnp.sin(x[:2] @ p["a"])], axis=1) @ p["b"]
+        jnp.stack([x[:2] @ p["a"], 4 * jnp.sin(x[:2] @ p["a"])], axis=1) @ p["b"]
     ),
     "pairs of coordinates": lambda p, x: (
         turned(x @ p["a"]) @ turned(x @ p["k"][0]).T @ jnp.ones((4, 3))

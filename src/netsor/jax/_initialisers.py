@@ -83,7 +83,7 @@ class Known:
     @property
     def number(self) -> float | None:
         """The number that all entries are; None if they differ."""
-        if not np.issubdtype(np.asarray(self.value).dtype, np.number):
+        if not jax.numpy.issubdtype(np.asarray(self.value).dtype, np.number):
             return None
         values = np.asarray(self.value, dtype=float)
         if values.size and (values == values.flat[0]).all():

@@ -408,7 +408,7 @@ def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | 
 
 
 def _equal_sizes(matrices: list[Floats], axis: int, lines: str) -> LawName | None:
-    """Rows (axis 1) or columns (0) whose sizes differ less than those of i.i.d. entries.
+    """Rows (axis 1) or columns (0) of sizes that differ less than if i.i.d.
 
     Weights that are divided by the norms of their rows are such.
     """
