@@ -188,3 +188,61 @@ def test_outputs_have_the_law_of_real_initialisations(name):
 def test_refusals_name_the_parameter_and_the_line(name):
     with pytest.raises(ns.jax.UnsupportedError, match=r"after a: .*\(at .*\.py:\d+: "):
         ns.jax.program(REFUSED[name], init, X)
+
+
+def halves(key):
+    whole = jax.random.normal(key, (8, 8))
+    return {"a": whole, "b": whole[:4]}
+
+
+def opposites(key):
+    whole = jax.random.normal(key, (8, 8))
+    return {"a": whole, "b": -whole}
+
+
+def split_twice(key):
+    (first, _), (again, _, _) = jax.random.split(key), jax.random.split(key, 3)
+    return {
+        "a": jax.random.normal(first, (8, 8)),
+        "b": jax.random.normal(again, (8, 8)),
+    }
+
+
+DEPENDENT = {"halves": halves, "opposites": opposites, "split twice": split_twice}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_parameters_of_one_draw_are_not_independent(name):
+    laws = ns.jax.parameters(lambda p, x: x, DEPENDENT[name], X)
+    expected = "copy" if name == "split twice" else "unknown"
+    assert (laws["a"].law, laws["b"].law) == ("normal", expected)
+
+
+def one_column(key):
+    return jnp.broadcast_to(jax.random.normal(key, (16, 1)), (16, 24))
+
+
+def one_key(key):
+    keys = jnp.broadcast_to(key, (16,))
+    return jax.vmap(lambda each: jax.random.normal(each, (24,)))(keys)
+
+
+def polynomial(key):
+    z = jax.random.normal(key, (16, 24))
+    return z**3 - z
+
+
+def unit_columns(key):
+    w = jax.random.normal(key, (16, 24))
+    return w / jnp.linalg.norm(w, axis=0)
+
+
+def signs(key):
+    return jax.random.rademacher(key, (16, 24)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("draw", [one_column, one_key, polynomial, unit_columns, signs])
+def test_entries_of_other_laws_are_not_taken_for_basic_ones(draw):
+    law = ns.jax.parameters(lambda p, x: x, lambda key: {"w": draw(key)}, X)["w"]
+    assert law.law == "unknown"
+    assert "ns.jax.parameters(model, declared=" in law.remedy
