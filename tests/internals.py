@@ -200,7 +200,7 @@ _NAMES = {
         "MomentAccumulator",
         "summed",
     ),
-    "netsor.engine.run._quadrature_error": ("sample_block",),
+    "netsor.engine.run._quadrature_error": ("moves", "sample_block"),
     "netsor.engine.run._rng_keys": (
         "CHUNK",
         "chunks",
@@ -648,6 +648,7 @@ _NAMES = {
     "netsor.jax._network": ("read_network as jax_network",),
     "netsor.jax._optax": ("first_steps as jax_first_steps",),
     "netsor.jax._parameters": ("drawn as jax_drawn",),
+    "netsor.jax._training": ("training_by_optax as jax_training_by_optax",),
     "netsor.jax._passes": (
         "as_pass",
         "pass_function",
@@ -658,12 +659,29 @@ _NAMES = {
         "Linear",
         "Vectors",
     ),
-    "netsor.maximal_update._measurement": ("_pooled", "repeated_groups"),
+    "netsor.maximal_update._coordinate_check": (
+        "coordinate_check as maximal_update_check",
+    ),
+    "netsor.maximal_update._measurement": (
+        "_pooled",
+        "aligned_updates",
+        "repeated_groups",
+    ),
+    "netsor.maximal_update._own_optimiser": ("OwnOptimiser", "Settings"),
     "netsor.maximal_update._power": ("Power as PowerOfSizes",),
+    "netsor.maximal_update._responses": ("Edge", "Responses"),
     "netsor.maximal_update._rules": ("collapsed", "ParameterRule"),
+    "netsor.maximal_update._unlike_rows": (
+        "SHARES as SHARES_OF_ROWS",
+        "SizeOfRows",
+        "unlike_rows",
+    ),
     "netsor.torch._capture": ("captured",),
+    "netsor.torch._complex_pairs": ("COMPLEX_FUNCTIONS", "ComplexPairs"),
     "netsor.torch.maximal_update._optimisers": ("FAMILIES",),
+    "netsor.torch.maximal_update._depth": ("without_zeros",),
     "netsor.torch._lines_of_code": ("_may_define_module",),
+    "netsor.torch._sharded_checkpoint": ("chunks_of",),
     "netsor.torch._in_place": ("is_in_place", "replace_in_place"),
     "netsor.torch._check_init": (
         "_own_reference",
@@ -697,6 +715,7 @@ _NAMES = {
     "netsor.torch._network": (
         "_rates",
         "read_network",
+        "training_of_rule",
         "training as network_training",
     ),
     "netsor.reader._random_parameters": ("Draws as ParameterDraws",),

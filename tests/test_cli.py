@@ -168,8 +168,11 @@ BAD_OPTIONS = {
     (
         "audit",
         "my_model.py",
-    ): "MODEL 'my_model.py' must name a function in the file, as my_model.py:build",
-    ("check-init", "gpt2"): "MODEL 'gpt2' must be FILE:FUNCTION, as my_model.py:build",
+    ): "MODEL 'my_model.py' must name a function in the file, such as my_model.py:build",
+    (
+        "check-init",
+        "gpt2",
+    ): "MODEL 'gpt2' must be FILE:FUNCTION, such as my_model.py:build",
     ("law", "--widht", "8"): "No such option --widht: did you mean --width or --bind?",
     ("reproduce", "--heads", "2"): "No such option --heads: netsor reproduce has the"
     " paper's settings; for others use netsor law --heads or netsor compare --heads",

@@ -36,7 +36,7 @@ def cluster():
             n_workers=2,
             threads_per_worker=1,
             processes=True,
-            dashboard_address=None,
+            dashboard_address="127.0.0.1:0",  # any free port
             host="127.0.0.1",
         )
         with made, distributed.Client(made) as client:

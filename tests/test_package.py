@@ -45,23 +45,18 @@ def below(folder):
     }
 
 
-@pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("dist")
+def built(builder, folder):
+    """The path of a distribution of this clone."""
+    return next(builder(str(ROOT)).build(directory=str(folder), versions=["standard"]))
+
+
+@pytest.mark.slow
+def test_source_archive_has_all_needed_files(tmp_path):
+    """All that `make` and the tests need, and nothing else."""
     # slow to import, and every process of the suite reads this file
     from hatchling.builders.sdist import SdistBuilder
-    from hatchling.builders.wheel import WheelBuilder
 
-    kinds = (SdistBuilder, WheelBuilder)
-    return [
-        next(kind(str(ROOT)).build(directory=str(folder), versions=["standard"]))
-        for kind in kinds
-    ]
-
-
-def test_source_archive_has_all_needed_files(built):
-    """All that `make` and the tests need, and nothing else."""
-    with tarfile.open(built[0]) as archive:
+    with tarfile.open(built(SdistBuilder, tmp_path)) as archive:
         found = {name.split("/", 1)[1] for name in archive.getnames()}
     wanted = {
         str(path.relative_to(ROOT)) for folder in FOLDERS for path in below(folder)
@@ -69,8 +64,10 @@ def test_source_archive_has_all_needed_files(built):
     assert found - ADDED == wanted | set(FILES)
 
 
-def test_wheel_contains_only_the_package(built):
-    with zipfile.ZipFile(built[1]) as archive:
+def test_wheel_contains_only_the_package(tmp_path):
+    from hatchling.builders.wheel import WheelBuilder
+
+    with zipfile.ZipFile(built(WheelBuilder, tmp_path)) as archive:
         found = {name for name in archive.namelist() if ".dist-info/" not in name}
         entry = next(
             name for name in archive.namelist() if name.endswith("entry_points.txt")

@@ -67,11 +67,11 @@ class Arithmetic(Protocol):
 class Optimiser(ABC):
     """The base class of optimisers: an object keeps its moments over all its steps.
 
-    Pass the same object to `ns.step` again to continue; a new object begins anew.
+    Pass the same object to `ns.step` again to continue; a new object starts afresh.
 
     To write an optimiser, derive a frozen dataclass from this class and define
     `_update`. The class variables tell the engine what the update needs. Their defaults
-    are right for every update that also moves vectors.
+    are correct for every update that also moves vectors.
 
     Attributes
     ----------
@@ -141,7 +141,7 @@ class Optimiser(ABC):
 
     @property
     def entrywise_part(self) -> str:
-        """What errors call the functions of entries that have no known limit."""
+        """The name, in errors, of functions of entries that have no known limit."""
         return f"the functions of entries in {type(self).__name__}'s update"
 
     def needs_entries(self, step: int) -> bool:

@@ -112,7 +112,8 @@ def _quiet() -> Iterator[None]:
     logger of PyTorch's traces minds its own level only.
     """
     traces = logging.getLogger("torch.__trace")
-    level, level_of_traces = logging.root.manager.disable, traces.level
+    level = logging.root.manager.disable
+    level_of_traces = traces.level
     logging.disable(max(level, logging.WARNING))
     traces.setLevel(logging.ERROR)
     try:
@@ -127,7 +128,8 @@ def _reason(check: InitCheck) -> str:
     if check.first is None:
         why = check.notes[0] if check.notes else "no parameter was checked"
         return f"{check.verdict}; {why}; allow_incomplete=True accepts that"
-    first, more = check.first, len(check.findings) - 1
+    first = check.first
+    more = len(check.findings) - 1
     others = f" and {more} more" if more else ""
     depth = f"{check.other_depth}; " if check.other_depth else ""
     return (

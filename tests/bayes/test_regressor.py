@@ -215,6 +215,7 @@ def test_pipelines_and_cross_validation():
     assert scaled_score(ns.AttentionRegressor(flat, noise=0.1)) > 0.3
 
 
+@pytest.mark.slow
 def test_steps_of_the_example_in_the_docs():
     """What makes the table of the docs, with few patients and short chains."""
     from examples import bayes

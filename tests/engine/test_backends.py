@@ -139,6 +139,7 @@ def test_jax_sees_inputs_on_a_circle():
     assert_circles_of_random_size_have_the_kernel_of_erf(50, **JAX)
 
 
+@pytest.mark.slow
 def test_jax_matrix_keeps_small_differences_of_vectors():
     assert_a_matrix_sees_small_differences("jax")
 

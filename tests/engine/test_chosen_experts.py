@@ -50,12 +50,18 @@ def is_applied(outputs):
     return "chosen experts" in str(planned(outputs))
 
 
-def test_law_of_chosen_experts_is_the_literal_one():
+@pytest.fixture(scope="module")
+def literal():
+    """Draws of all mean products of a stream by the reference interpreter."""
+    x = stream()
+    return ns.Program(ns.mean_dot(x, x)).simulate(draws=4000, rng=2, progress=False)
+
+
+def test_law_of_chosen_experts_is_the_literal_one(literal):
     x = stream()
     net = ns.Program(ns.mean_dot(x, x))
     assert is_applied(net.outputs)
     law = net.draw(draws=4000, rng=1, progress=False)
-    literal = net.simulate(draws=4000, rng=2, progress=False)
     pairs = [(0, 0), (0, 1), (1, 3), (2, 3), (3, 3)]
     p = [stats.ks_2samp(law[:, i, j], literal[:, i, j]).pvalue for i, j in pairs]
     p.append(stats.ks_2samp(law.sum((1, 2)), literal.sum((1, 2))).pvalue)
@@ -64,13 +70,12 @@ def test_law_of_chosen_experts_is_the_literal_one():
     assert min(p) > 1e-4 / len(p)
 
 
-def test_wrong_gain_of_experts_is_found(monkeypatch):
+def test_wrong_gain_of_experts_is_found(literal, monkeypatch):
     x = stream()
     net = ns.Program(ns.mean_dot(x, x))
     of_root = ChosenExperts.__call__
     monkeypatch.setattr(ChosenExperts, "__call__", lambda *given: 1.2 * of_root(*given))
     law = net.draw(draws=4000, rng=1, progress=False)
-    literal = net.simulate(draws=4000, rng=2, progress=False)
     assert stats.ks_2samp(law[:, 3, 3], literal[:, 3, 3]).pvalue < 1e-6
 
 

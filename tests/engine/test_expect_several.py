@@ -59,6 +59,27 @@ def test_gate_is_the_product_of_its_factors():
     assert np.all(error < 1e-3 * np.abs(value).max())
 
 
+def test_equal_rows_are_evaluated_once(monkeypatch):
+    """Of a symmetric kernel half the pairs, and f(u)² by one value of f."""
+    monkeypatch.setattr("netsor.engine.plan._expectation_cost.MOST", 9)
+    nodes = []
+
+    def counted(u, v):
+        nodes.append(u.size)
+        return np.tanh(u) * np.maximum(v, -0.3)
+
+    f = Function("counted", counted)
+    rows = np.random.default_rng(4).normal(size=(2, 3, 2, 4))
+    x, y = (BatchedFunction(f, np.zeros((1, 3, 2))) for _ in range(2))
+    value, error = kernel_of_several(x, x, rows, rows)
+    asked = sum(nodes)
+    nodes.clear()
+    apart, error_apart = kernel_of_several(x, y, rows, rows.copy())
+    assert asked < 0.7 * sum(nodes)
+    np.testing.assert_array_equal(value, np.swapaxes(value, -1, -2))
+    assert np.all(np.abs(value - apart) <= error + error_apart)
+
+
 def test_heavy_tails_by_wick():
     joint, own = two_arguments(np.random.default_rng(11), 2, independent=False)
     x = BatchedFunction(PRODUCT, np.zeros((1, 2, 2)))

@@ -12,11 +12,13 @@ from tests.internals import (
     SECONDS_PER_ARGUMENT,
     SETS,
     Cancelled,
+    PlanQuery,
     _ir_builder,
     _multivariate,
     _plan,
     cancelled_by,
     log_points,
+    moves,
     sample_block,
 )
 from tests.internals import run_parallel as run
@@ -75,6 +77,17 @@ def test_estimate_counts_the_points(replicas, points):
     assert integral.arguments == 2 * (7 + 3)  # vectors and scalars of the state, twice
     expected = SECONDS_PER_ARGUMENT * integral.arguments * sum(points)
     assert plan.integration_seconds(replicas) == pytest.approx(expected)
+
+
+def test_shifted_plans_do_not_integrate_the_first_layer_again(points):
+    """The error of a law comes from three plans, whose first integrals are equal."""
+    net = selective()[2]
+    widths = (("n", np.inf),)
+    moves(PlanQuery(net.outputs, widths), replicas=2)
+    once = len(points)
+    points.clear()
+    sample_block(net.plan(n=ns.inf), 0, 2)
+    assert once == len(points) == 1
 
 
 def test_plans_announce_expectations():

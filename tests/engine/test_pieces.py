@@ -76,6 +76,26 @@ def test_pieces_have_the_same_numbers(name, small_pieces):
         np.testing.assert_allclose(a, b, rtol=1e-12)
 
 
+def test_scores_of_different_sizes_share_keys_and_values(small_pieces):
+    """The queries of one sequence and of another, in pieces of two heads and of one."""
+    n = ns.Width("n")
+    x = ns.weight(n, n) @ ns.gaussian(n, TOKENS)
+    longer = ns.weight(n, n) @ ns.gaussian(n, 2 * TOKENS)
+    query, key, value = (ns.weight(n, n, batch=4) for _ in range(3))
+    keys = key @ x
+    values = value @ x
+    outputs = []
+    for tokens in (x, longer):
+        weights = ns.softmax(ns.dot(query @ tokens, keys))
+        outputs.append(weights @ values)
+    rewritten = in_pieces(tuple(outputs))
+    assert largest_scalars(rewritten) == MOST
+    expected = ns.Program(tuple(outputs)).simulate(n=4, draws=3, seed=1)
+    found = ns.Program(tuple(rewritten)).simulate(n=4, draws=3, seed=1)
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-12)
+
+
 def test_operation_that_mixes_heads_stays_whole(small_pieces):
     """A function of all heads, scores that are an output, and scores at width inf."""
     layer = attended()

@@ -20,7 +20,7 @@ from tests.internals import (
 )
 from tests.keep import keep
 
-n = ns.Width("n")
+n, m = ns.Width("n"), ns.Width("m")
 
 
 def decoder(layers, last=ns.gelu, width=32):
@@ -69,6 +69,23 @@ def kept_vectors(layers, width=500):
     return ns.Program((x, *early)), {"n": width}
 
 
+def transformer(layers, width=256):
+    """Coordinates of the stream, whose frame is oriented in every block."""
+    x = ns.gaussian(n, 8)
+    for _ in range(layers):
+        x = x + ns.nn.attention(ns.rms_norm(x), heads=4)
+        x = x + ns.weight(n, n) @ ns.gelu(ns.weight(n, n) @ ns.rms_norm(x))
+    return ns.Program(x[0]), {"n": width}
+
+
+def head(layers):
+    """Coordinates of the stream, and of functions of another width at the end."""
+    net, _ = transformer(layers)
+    (x,) = net.outputs
+    y = ns.tanh(ns.weight(m, n, 2) @ x)
+    return ns.Program((x, y, ns.weight(m, m) @ y)), {"n": 256, "m": 512}
+
+
 def model(name, layers, **fields):
     small = read(name).replace(
         layers=layers, width=32, heads=4, hidden=24, vocabulary=60, **fields
@@ -82,6 +99,9 @@ CASES = {
     "wide": lambda: decoder(34, width=5000),
     "one block a loop": lambda: encoder(35),
     "vectors": lambda: residual(36),
+    "oriented frames": lambda: transformer(36),
+    "oriented frames and a head": lambda: head(36),
+    "early vectors": lambda: linear(36),
     "full frames": lambda: linear(36, width=20),
     "GPT-2": lambda: model("gpt2", 34),
     "Llama": lambda: model("llama-3-8b", 33, groups=2),
@@ -128,7 +148,6 @@ def trained(layers):
 
 
 IRREGULAR = {
-    "early vectors": lambda: linear(36),
     "two early vectors": lambda: kept_vectors(36),
     "shared matrix": lambda: shared_matrix(36),
     "read at the end": lambda: read_at_the_end(36),
@@ -196,7 +215,7 @@ def lowered_values(net, widths, lowered, prices=CPU):
         ("decoder", CPU),
         ("one block a loop", ACCELERATOR),
         ("vectors", CPU),
-        ("Llama", CPU),
+        ("oriented frames and a head", CPU),
     ),
 )
 def test_plan_of_equal_blocks_is_that_of_all_blocks(name, prices, lowered):

@@ -136,7 +136,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("mean", keep([0.0, 0.4], 0.4))
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", keep(NAMED, "relu", "erf", "gelu", "sin"))
 def test_kernel_that_is_not_named_is_the_same(name, mean):
     """Within what the engine says of its quadrature; a formula that is wrong by a part
     in 10⁶ would be seen.

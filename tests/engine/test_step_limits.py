@@ -278,6 +278,7 @@ def attention_by_adam(phi=lambda q: q):
     return ns.Program((after[0][0, 0], after[0][0, 1]))
 
 
+@pytest.mark.slow
 def test_adam_step_of_several_layers_matches_large_widths():
     limit, wide = (
         np.concatenate(

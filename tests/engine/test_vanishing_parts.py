@@ -105,6 +105,7 @@ def test_rounding_is_not_taken_for_a_vanishing_part():
     assert np.isfinite(net.draw(n=inf, draws=50, seed=1, progress=False)).all()
 
 
+@pytest.mark.slow
 def test_unfollowed_vanishing_parts_raise_an_error(monkeypatch):
     monkeypatch.setattr(
         _Matrices, "deficient", lambda self, x, side, orders, context: False

@@ -17,6 +17,8 @@ from examples import (
 
 import netsor as ns
 
+from ..keep import keep
+
 n = ns.Width("n")
 
 
@@ -148,7 +150,7 @@ def compiled(text, folder):
 
 
 @pytest.mark.parametrize("style", ["full", "paper"])
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", keep(NETS, "everything"))
 def test_latex_compiles(name, style, tmp_path):
     compiled(NETS[name]().latex(style=style), tmp_path)
 
@@ -156,6 +158,55 @@ def test_latex_compiles(name, style, tmp_path):
 @pytest.mark.parametrize("style", ["full", "paper"])
 def test_papers_layer_fits_a_page(style, tmp_path):
     assert "Overfull" not in compiled(ns.paper.layer().latex(style=style), tmp_path)
+
+
+def test_latex_names_the_matrices_of_a_batch():
+    """Products with different matrices of a batch are independent."""
+    W = ns.weight(n, n, batch=2)
+    u, v = ns.gaussian(n), ns.gaussian(n)
+    net = ns.Program((W[0] @ u, W[1] @ v, ns.tanh(W[[1, 0]] @ v)))
+    text = net.latex()
+    assert "g^{(1)} = W^{(1)}_{1} h^{(1)}" in text
+    assert "g^{(2)} = W^{(1)}_{2} h^{(2)}" in text
+    assert r"g^{(3)}_{i} = W^{(1)}_{\pi_{1}(i)} h^{(2)}" in text
+    assert r"(\pi_{1}(i))_{i} = (2, 1)" in text
+    assert r"\operatorname{Cov}(Z^{g^{(1)}}, Z^{g^{(2)}})" not in text
+    same_matrix = r"\mathbf 1_{W^{(1)}_{2} = W^{(1)}_{\pi_{1}(i')}}"
+    assert (
+        rf"\operatorname{{Cov}}(Z^{{g^{{(2)}}}}, Z^{{g^{{(3)}}_{{i'}}}}) = {same_matrix}"
+        in text
+    )
+
+
+def test_latex_of_the_score_of_two_matrices_of_a_batch():
+    """E[Z^q Z^k] = 0, so Wick's formula has one term."""
+    W = ns.weight(n, n, batch=2)
+    u, v = ns.gaussian(n), ns.gaussian(n)
+    text = ns.Program(ns.dot(W[0] @ u, W[1] @ v)).latex(style="paper")
+    squares = (
+        r"\mathbb{E}[Z^{h^{(1)}} Z^{h^{(1)}}] \, \mathbb{E}[Z^{h^{(2)}} Z^{h^{(2)}}]"
+    )
+    assert (
+        rf"\operatorname{{Cov}}(\mathring{{p}}, \mathring{{p}}) = {squares} \\" in text
+    )
+
+
+@pytest.mark.parametrize(
+    ("style", "same_matrix"),
+    [
+        ("full", r"\mathbf 1_{W^{(1)}_{i} = W^{(1)}_{i'}} \,"),
+        ("paper", r"\delta_{i i'}"),
+    ],
+)
+def test_latex_of_a_batch_that_acts_both_ways(style, same_matrix):
+    """Z^{W_b x} gets a term of W_b^T u only, and none of another matrix."""
+    W = ns.weight(n, n, batch=2)
+    g = W.T @ ns.gaussian(n)
+    text = ns.Program(W @ ns.tanh(g[0] + g[1])).latex(style=style)
+    assert rf"\sum_{{i'}} {same_matrix} \mathbb{{E}}\left[\frac{{\partial" in text
+    g = W[0].T @ ns.gaussian(n)
+    text = ns.Program(W[1] @ ns.tanh(g)).latex(style=style)
+    assert r"\partial" not in text
 
 
 def test_latex_states_the_limit_law():

@@ -81,6 +81,28 @@ def test_rates_by_weight_by_name_and_for_all_others():
         ns.step(h, loss, {"first": 0.1, "bias": 0.1}, weights=[w, v, b])
 
 
+def test_missing_rate_names_the_entries_that_would_give_it():
+    x, r, b = ns.gaussian(n), ns.gaussian(n), ns.gaussian(n)
+    w = ns.weight(n, n)
+    loss = ns.dot(r, ns.tanh(w @ x + b)) ** 2
+    remedy = "add the parameter itself, 'matrices' for all other weights, or None for"
+    with pytest.raises(ns.TraceError, match=remedy):
+        ns.step(loss, loss, {b: 0.1}, weights=[w, b])
+    with pytest.raises(ns.TraceError, match="add the parameter itself, or None for"):
+        ns.step(loss, loss, {w: 0.1}, weights=[w, b])
+
+
+def test_rate_of_all_matrices_is_not_that_of_a_vector_of_this_name():
+    x, r = ns.gaussian(n), ns.gaussian(n)
+    bias = ns.gaussian(n, name="matrices")
+    w = ns.weight(n, n)
+    loss = ns.dot(r, ns.tanh(w @ x + bias)) ** 2
+    rates = {"matrices": 0.1, None: 0.0}
+    moved = ns.step(bias, loss, rates, weights=[w, bias])
+    before, after = ns.Program((bias, moved)).simulate(n=4, draws=3)
+    np.testing.assert_array_equal(before, after)
+
+
 def test_rate_is_not_for_a_part_of_a_batch():
     """It would be that of all: a rate for w[0] is no rate for w[1]."""
     loss, h, w, *_ = net(batch=2)

@@ -152,12 +152,12 @@ def test_repeated_points_are_atoms_and_single_points_are_draws():
 @pytest.mark.parametrize("size", keep([2, 5, 9], 2))
 def test_distances_of_a_few_draws_to_their_law_have_errors_that_cover_zero(size):
     """A few different points were atoms once: KL ∞ ± 0, total variation 1 ± 0."""
-    drawn = np.random.default_rng(size).standard_normal((10, size))
+    drawn = np.random.default_rng(size).standard_normal((6, size))
     names = ["kl", "total_variation"]
     samples = [distances(sample, stats.norm(), names) for sample in drawn]
     for name in names:
         found = [sample[name] for sample in samples]
-        assert sum(abs(each.value) <= 2 * each.error for each in found) >= 6
+        assert sum(abs(each.value) <= 2 * each.error for each in found) >= 4
 
 
 def test_points_that_differ_by_rounding_are_one_atom():
@@ -309,7 +309,11 @@ def test_errors_of_densities_away_from_edges():
 
 
 @pytest.mark.parametrize(
-    ("truth", "peak"), [(stats.laplace(), 0.0), (stats.triang(0.5), 0.5)]
+    ("truth", "peak"),
+    [
+        (stats.laplace(), 0.0),
+        pytest.param(stats.triang(0.5), 0.5, marks=pytest.mark.slow),
+    ],
 )
 def test_errors_of_densities_at_cusps_count_the_noise_of_their_bias(truth, peak):
     """Of sixty samples of 100 draws, two errors cover 52 densities or more; without the

@@ -206,7 +206,7 @@ def test_quasi_random_points_have_honest_errors(monkeypatch):
     than two, one by nine.
     """
     rng = np.random.default_rng(3)
-    roots = [rng.standard_normal((tokens, tokens)) / 2 for tokens in (3, 4, 4, 4)]
+    roots = [rng.standard_normal((tokens, tokens)) / 2 for tokens in (3, 4)]
     laws = [
         of_paper()[0],
         *(
@@ -229,7 +229,7 @@ def test_quasi_random_points_have_honest_errors(monkeypatch):
         [abs(value - exact.value) / error for (value, error), exact in pairs]
     )
     assert (wrong < 5).all()
-    assert np.sum(wrong > 2) <= 3  # of 20
+    assert np.sum(wrong > 2) <= 2  # of 12
     assert all(error < 0.05 * abs(value) for (value, error), _ in pairs)
 
 

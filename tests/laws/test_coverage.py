@@ -63,7 +63,6 @@ CUSPS = "a cusp", "a tip"
     keep(
         list(itertools.product(HARD_FOR_KERNELS, (100, 300))),
         ("a jump to the mode", 100),
-        ("a cusp", 300),
     ),
 )
 def test_kernel_errors_cover_the_density(name, draws):

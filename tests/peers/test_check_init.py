@@ -472,7 +472,7 @@ def test_unknown_parameters_are_named_first_and_declared_on_the_command_line(
     wrong = netsor(*arguments, "--declared", "gate=constant(2.0)", "--json")
     assert json.loads(wrong.stdout)["first"]["where"] == "gate"
     for text, message in (
-        ("gate", "must be NAME=LAW, as '*.bias=constant(0)'"),
+        ("gate", "must be NAME=LAW, such as '*.bias=constant(0)'"),
         ("gate=open(3)", "where LAW is a standard deviation, constant(X), or norm("),
         ("no.such=0.02", "names no parameter"),
     ):

@@ -731,15 +731,33 @@ def test_whole_numbers_are_rounded_as_the_others_of_their_column(column, roundin
 
 def test_learning_rates_have_two_digits_or_more(of_adam):
     """0.001 does not stand for 0.0005 to 0.0015; a rate that is off is found."""
-    rates = read_log([{"lr": 0.001}, {"lr": "6.0e-05"}, {"lr": 0.0}], ["lr"])
-    assert [x.rounding for x in rates.numbers["lr"].values()] == pytest.approx(
-        [0.05 * 0.001, 5e-7, 0]
-    )
+    assert roundings_of_rates(0.001) == pytest.approx([0.05 * 0.001])
+    assert roundings_of_rates(0.001, "6.0e-05") == pytest.approx([0.05 * 0.001, 5e-7])
+    assert roundings_of_rates(0.0, 0.0) == [0, 0]
     right = {"lr": of_adam.values["lr"][0].copy()}
     log = {"step": range(3), "lr": [0.001, *right["lr"][1:]]}
     assert of_adam.check(log).ok
     log["lr"][0] = 0.002
     assert not of_adam.check(log, hypotheses=False).ok
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        ["0.0001", "0.0003", "0.0004"],  # 0.00015, 0.0003 and 0.00045
+        ["0.0000", "0.0001", "0.0001"],
+        ["0.0000", "0.0000"],
+        [0.0003, 0.001],  # round(0.00095, 4)
+    ],
+)
+def test_learning_rates_with_fixed_decimals_are_compared_as_rounded(column):
+    assert min(roundings_of_rates(*column)) == pytest.approx(5e-5)
+
+
+def roundings_of_rates(*rates):
+    """The roundings that a log of these learning rates has."""
+    log = read_log([{"lr": rate} for rate in rates], ["lr"])
+    return [x.rounding for x in log.numbers["lr"].values()]
 
 
 @pytest.mark.parametrize(
@@ -1338,17 +1356,63 @@ def test_double_softmax_and_smoothing_are_those_of_the_loss():
         assert wrong["loss"][0] == pytest.approx(right, rel=1e-5)
 
 
-def test_gradients_zeroed_before_the_update_move_by_decay_only(of_adam):
+@pytest.mark.parametrize(
+    ("zero", "decays"), [("before", False), ("zeros before", True)]
+)
+def test_gradients_zeroed_before_the_update_move_by_decay_at_most(
+    of_adam, zero, decays
+):
+    """An optimiser skips parameters without a gradient, and decays those with zeros."""
     (found,) = [
         each
         for each in possible_mistakes(of_adam.loop)
-        if each.name == "zeroed before the update"
+        if each.name == f"zeroed: {zero}"
     ]
     healthy, wrong = run_of_loop(of_adam.loop, 3), run_of_loop(found.loop, 3)
     assert wrong["grad_norm"][0] == healthy["grad_norm"][0]
     assert wrong["grad_norm_clipped"][0] == 0
     assert wrong["update_norm/rest"][0] == 0  # which has no weight decay
-    assert 0 < wrong["update_norm/decay"][0] < healthy["update_norm/decay"][0]
+    assert wrong["update_norm/decay"][0] < healthy["update_norm/decay"][0]
+    assert (wrong["update_norm/decay"][0] > 0) == decays
+
+
+def three_groups(module):
+    """One group for each part; unnamed, so they are 0, 1 and 2."""
+    parts = (module.embed, module.mix, module.head)
+    return torch.optim.AdamW(
+        [{"params": list(part.parameters())} for part in parts], lr=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("lost", "named"),
+    [("mix", "is parameter group 1"), ("head.bias", "are all biases")],
+)
+def test_part_that_a_recorded_optimiser_lacks_is_named(lost, named):
+    """A `Recorder` sees the groups that are there, by their numbers there."""
+    steps = 1
+    law = ns.torch.run_law(
+        Mixer, three_groups, IDS, steps=steps, initialisations=24, progress=False
+    )
+
+    def without(module):
+        absent = dict(module.named_parameters()) | dict(module.named_modules())
+        ids = {id(p) for p in parameters_of(absent[lost])}
+        kept = [
+            [p for p in group["params"] if id(p) not in ids]
+            for group in three_groups(module).param_groups
+        ]
+        return torch.optim.AdamW([{"params": x} for x in kept if x], lr=0.01)
+
+    settings = {"accumulation": 1, "clip": None, "steps": steps, "watched": True}
+    numbers = trained(without, 8, **settings)
+    check = law.check(rows(numbers, tuple(numbers)))
+    assert f"{named} left out of the optimiser?" in check.explanations[:2]
+
+
+def parameters_of(part):
+    """The parameters of a part, or the parameter itself."""
+    return [part] if isinstance(part, torch.Tensor) else list(part.parameters())
 
 
 def test_scale_removed_after_clipping_leaves_too_small_gradients(law):

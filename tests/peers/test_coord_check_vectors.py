@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import netsor as ns
+from tests.internals import training_of_rule
 
 WORDS, BASE = 32, 64
 IDS = [3, 7, 1, 5]
@@ -143,3 +144,38 @@ class Plain(Net):
         super().__init__(n)
         self.up = nn.Linear(n, n, bias=False)
         self.norm = nn.RMSNorm(n, elementwise_affine=False)
+
+
+class Groups:
+    """A rule that changes nothing, with these parameters in its one group."""
+
+    def __init__(self, choose):
+        self.choose = choose
+
+    def initialise(self, module):
+        pass
+
+    scale_outputs = initialise
+
+    def param_groups(self, module, lr):
+        params = [p for name, p in module.named_parameters() if self.choose(name)]
+        return [{"params": params, "lr": lr}]
+
+
+class FrozenTable(Net):
+    def __init__(self, n: int):
+        super().__init__(n)
+        self.embed.weight.requires_grad_(False)
+
+
+def test_frozen_parameter_in_a_group_of_a_rule_takes_no_step():
+    rule = Groups(lambda name: True)
+    _, rates = training_of_rule(FrozenTable, rule, lr=0.1, ids=IDS)(16)
+    assert rates == {"embed.weight": 0.0, "up.weight": 0.1, "down.weight": 0.1}
+
+
+def test_rule_that_forgets_a_matrix_is_refused():
+    rule = Groups(lambda name: name != "up.weight")
+    message = "with up.weight of Net in its param_groups, which leave it out"
+    with pytest.raises(ValueError, match=message):
+        training_of_rule(Net, rule, lr=0.1, ids=IDS)(16)

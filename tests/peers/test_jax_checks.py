@@ -15,7 +15,7 @@ import torch
 from flax import nnx
 
 import netsor as ns
-from tests.internals import jax_first_steps
+from tests.internals import jax_first_steps, jax_training_by_optax
 
 from .jax_models import (
     IDS,
@@ -229,6 +229,68 @@ def test_coordinate_checks_take_jax_models():
     )
     # under the same rate at all widths, what a hidden matrix adds grows
     assert re.search(r"layers\.0\.up\.kernel\s+update .* FLAG", str(found))
+
+
+class FewWords(nnx.Module):
+    """A model of four words, whose table has a name that says nothing."""
+
+    def __init__(self, n, rngs):
+        self.rows = nnx.Embed(4, n, rngs=rngs)
+        self.unused = nnx.Linear(n, n, rngs=rngs)
+        self.layers = nnx.List([Perceptron(n, rngs)])
+        self.head = nnx.Linear(n, 4, use_bias=False, rngs=rngs)
+
+    def __call__(self, ids):
+        return self.head(self.layers[0](self.rows(ids)))
+
+
+class FewNamedWords(FewWords):
+    def __init__(self, n, rngs):
+        super().__init__(n, rngs)
+        self.words = self.rows
+        del self.rows
+
+    def __call__(self, ids):
+        return self.head(self.layers[0](self.words(ids)))
+
+
+@pytest.mark.parametrize(
+    ("module", "ids"),
+    [(FewWords, [1, 2, 3]), (FewNamedWords, [1, 2, 3]), (FewNamedWords, None)],
+)
+def test_coordinate_checks_take_ids_of_small_and_unnamed_tables(module, ids):
+    found = ns.coord_check(
+        lambda n: lambda key: module(n, nnx.Rngs(key)),
+        widths=[16, 32],
+        ids=ids,
+        draws=8,
+        workers=1,
+        progress=False,
+    )
+    assert "head" in str(found)
+
+
+def test_kind_of_a_check_is_that_of_matrices_in_the_program():
+    """Each width is built once, and a matrix that nothing reads names no kind."""
+    widths = []
+
+    def build(n):
+        widths.append(n)
+        return lambda key: FewNamedWords(n, nnx.Rngs(key))
+
+    def labels(params):
+        return jax.tree_util.tree_map_with_path(
+            lambda path, _: "unused" if "unused" in str(path) else "rest", params
+        )
+
+    optimiser = optax.multi_transform(
+        {"unused": optax.adam(1e-2), "rest": optax.sgd(0.1)}, labels
+    )
+    step_at, kind = jax_training_by_optax(build, 16, optimiser, None)
+    assert kind == "sgd"
+    step_at(16)
+    step_at(32)
+    assert widths == [16, 32]
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,22 @@ OPTIMISERS = {  # exponents of the learning rates of an input, a matrix and the 
 }
 
 
+# Of weight decay: the inverse powers, so that its product with the learning rate stays.
+# That of a matrix on a sphere does nothing. Adam divides a decay that is added to its
+# gradient by the size of that: entries of gradients are like 1/n, 1/n and 1, those of
+# parameters like 1, n^-1/2 and 1/n.
+DECAYS = {
+    "muonh": (0.0, 0.0, 1.0),
+    "adamh": (0.0, 0.0, 1.0),
+    "adam": (-1.0, -0.5, 1.0),
+}
+
+
+def _decays(rule) -> tuple[float, ...]:
+    names = [f"{part}.weight" for part in ("embed", "up", "head")]
+    return tuple(rule.rule.of(name).weight_decay.width for name in names)
+
+
 @pytest.mark.parametrize("name", OPTIMISERS)
 def test_rates_of_optimisers(name):
     """SGD: table 3 of Tensor Programs V. Muon: its update has spectral norm 1. On a
@@ -126,9 +142,34 @@ def test_rates_of_optimisers(name):
     found = tuple(lr[f"{part}.weight"] for part in ("embed", "up", "head"))
     assert found == OPTIMISERS[name]
     assert lr["up.bias"] == lr["norm.weight"] == found[0]
-    decays = rule.rule.of("up.weight").weight_decay.width
-    is_sphere = name in ("muonh", "adamh")
-    assert decays == (0.0 if is_sphere else -found[1])
+    assert _decays(rule) == DECAYS.get(name, tuple(-x for x in found))
+
+
+def test_batches_of_many_tokens_have_the_same_rule():
+    """With more tokens than the width, most of what an update changes are sums of
+    random signs, which grow like the square root only.
+    """
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(0, 32, (16, 33), generator=generator)
+    rule = derive(perceptron, batch=(ids[:, :-1], ids[:, 1:]), draws=4)
+    for name in ("up.weight", "down.weight", "head.weight"):
+        assert rule.rule.of(name).lr.width == -1.0
+        assert abs(rule.evidence[name].update.value) < 0.15
+
+
+def test_parameters_without_a_gradient_do_not_move():
+    """A softmax does not see a bias of keys: its gradient is 0 but for rounding, which
+    Adam's first step would make as large as any other.
+    """
+
+    def build(n):
+        net = Net(n, ATTENDS)
+        net.k.bias = nn.Parameter(torch.zeros(n))
+        return net
+
+    rule = derive(build)
+    assert rule.evidence["k.bias"].update is None
+    assert rule.rule.of("k.bias").lr.width == 0.0
 
 
 def test_fused_matrices_in_parts():

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import netsor as ns
+from tests.internals import without_zeros
 
 from . import mup_modules
 
@@ -284,3 +285,20 @@ def test_refusals(name):
     build, options, reason = REFUSED[name]
     with pytest.raises(ValueError, match=reason):
         derive(build, **options)
+
+
+def test_zeros_have_other_numbers_in_each_draw():
+    """And they are zeros again afterwards, also after an error; empty ones stay."""
+    module = torch.nn.Module()
+    module.zeros = torch.nn.Parameter(torch.zeros(4, 16))
+    module.empty = torch.nn.Parameter(torch.zeros(0, 16))
+    draws = []
+    for seed in (0, 1):
+        with torch.no_grad(), without_zeros(module, seed):
+            draws.append(module.zeros.clone())
+    torch.manual_seed(0)  # a module's own initial numbers
+    assert not torch.equal(draws[0], torch.randn(4, 16) / 4)
+    assert not torch.equal(*draws)
+    with pytest.raises(RuntimeError), without_zeros(module, 0):
+        raise RuntimeError
+    assert not module.zeros.any()

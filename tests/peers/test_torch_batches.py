@@ -18,6 +18,7 @@ from tests.internals import (
     structure,
 )
 
+from . import literal
 from .networks import columns
 
 LEVEL = 1e-4
@@ -38,16 +39,37 @@ SIZES = {
 }
 
 
-def llama():
-    config = transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)
+def llama(implementation="eager"):
+    sizes = {**SIZES, "attn_implementation": implementation}
+    config = transformers.LlamaConfig(**sizes, tie_word_embeddings=False)
     return transformers.LlamaForCausalLM(config)
 
 
-def bert():
-    return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES))
+def bert(implementation="eager"):
+    sizes = {**SIZES, "attn_implementation": implementation}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
 
 
 MODELS = {"llama": llama, "bert": bert}
+# the same sequences, padded on the left
+LEFT_IDS = torch.tensor([[3, 7, 7, 9, 5], [0, 0, 4, 8, 3]])
+LEFT_MASK = MASK.flip(1)
+
+
+class Logits(torch.nn.Module):
+    """The logits of a model, which counts positions from the first token or not."""
+
+    def __init__(self, model, from_first_token):
+        super().__init__()
+        self.model, self.from_first_token = model, from_first_token
+
+    def forward(self, ids, attention_mask):
+        positions = None
+        if self.from_first_token:
+            positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
+        return self.model(
+            ids, attention_mask=attention_mask, position_ids=positions
+        ).logits
 
 
 def _structure(module, args):
@@ -113,6 +135,40 @@ def test_law_of_padded_batch_matches_real_initialisations(name):
     }
     print(name, len(p_values), min(p_values.values()))
     assert min(p_values.values()) > LEVEL / len(p_values)
+
+
+@pytest.mark.parametrize("from_first_token", [True, False])
+@pytest.mark.parametrize("implementation", ["eager", "sdpa"])
+@pytest.mark.parametrize("name", MODELS)
+def test_padding_on_the_left_matches_module(name, implementation, from_first_token):
+    def build():
+        model = MODELS[name](implementation)
+        module = Logits(model, from_first_token)
+        # in double precision, the eager mask of Llama makes NaN
+        module.double = lambda: module
+        return module
+
+    outputs = literal.outputs(build, (LEFT_IDS, LEFT_MASK))
+    # tied logits of words that do not occur are drawn
+    real, ours = [x[..., np.unique(LEFT_IDS)] for x in outputs[0]]
+    np.testing.assert_allclose(ours, real, atol=1e-5 * np.abs(real).max())
+
+
+def test_padding_on_either_side_gives_the_same_quantities():
+    def build():
+        return Logits(llama(), from_first_token=True)
+
+    torch.manual_seed(4)
+    numbers = dict(build().eval().named_parameters())
+    found = []
+    for inputs in ((IDS, MASK), (LEFT_IDS, LEFT_MASK)):
+        net = read_network(build, inputs)
+        parts = _structure(build(), inputs)
+        found.append(forward_backward(parts, numbers, net.targets, net.masks)[0])
+    on_right, on_left = found
+    assert on_right.keys() == on_left.keys()
+    for key, number in on_right.items():
+        np.testing.assert_allclose(on_left[key], number, rtol=1e-4, err_msg=str(key))
 
 
 def test_program_of_batch_is_that_of_each_sequence():

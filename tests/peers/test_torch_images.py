@@ -594,3 +594,34 @@ class Wide(nn.Module):
 def test_convolution_that_is_not_read_is_refused(build, shape, message):
     with pytest.raises(ns.torch.UnsupportedError, match=message):
         ns.torch.program(build, (pixels(*shape),))
+
+
+class Windows(nn.Module):
+    """Windows of an image with zeros around it, and a function before or after."""
+
+    def __init__(self, f, first):
+        super().__init__()
+        self.image = nn.Conv2d(1, 3, 3)
+        self.out = nn.Linear(3 * 9, CLASSES)
+        self.f = f
+        self.first = first
+
+    def forward(self, x):
+        x = self.image(x)
+        if self.first:
+            return self.out(functional.unfold(self.f(x), 3, padding=1).mT)
+        return self.out(self.f(functional.unfold(x, 3, padding=1)).mT)
+
+
+def test_function_of_zeros_beside_an_image():
+    """relu(0) = 0, so windows and the function change places; a sigmoid of 0 is 1/2."""
+    x = pixels(1, 1, 4, 4)
+    variances = []
+    for first in (True, False):
+        net = ns.torch.program(lambda first=first: Windows(torch.relu, first), x)
+        variances.append(net.law(draws=50, seed=0).var())
+    np.testing.assert_allclose(*variances, rtol=1e-12)
+    with pytest.raises(
+        ns.torch.UnsupportedError, match="not 0 at 0, of zeros beside images"
+    ):
+        ns.torch.program(lambda: Windows(torch.sigmoid, first=False), x)

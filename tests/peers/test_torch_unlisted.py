@@ -21,11 +21,12 @@ from tests.internals import UnsupportedError, _program, captured
 
 from ..engine.differences import drawn
 from . import literal
+from .everyday_modules import EVERYDAY_MODULES
 from .odd_modules import ODD_MODULES
 from .squared_gradients import cross_entropy, squared_gradients
 from .unlisted_modules import MODULES as FIRST_MODULES
 
-MODULES = FIRST_MODULES | ODD_MODULES
+MODULES = FIRST_MODULES | ODD_MODULES | EVERYDAY_MODULES
 LEVEL = 1e-4
 REAL, OURS = 300, 1200
 ROUNDING = 1e-12  # squared gradients below it are rounding

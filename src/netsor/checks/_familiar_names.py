@@ -49,9 +49,13 @@ def role_of(name: str) -> Role | None:
     if suffix not in ("weight", "bias"):
         return None
     in_block = re.fullmatch(r"(?:.*?\.)?(\d+)\.(\D+\d?)", path)
-    block, rest, kinds = None, path, OUTSIDE
+    block = None
+    rest = path
+    kinds = OUTSIDE
     if in_block is not None:
-        block, rest, kinds = int(in_block[1]), in_block[2], OF_BLOCKS
+        block = int(in_block[1])
+        rest = in_block[2]
+        kinds = OF_BLOCKS
     for kind, ends in kinds.items():
         if re.search(rf"(?:^|\.)(?:{ends})$", rest):
             return Role(block, kind, suffix)

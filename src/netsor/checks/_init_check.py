@@ -73,12 +73,12 @@ class InitCheck:
     draws : int
         How many draws the pass was compared with; 0 if it was not checked.
     notes : list of str
-        What was not checked, and why.
+        The omitted checks, with the reasons.
     parameters_only : bool
         Whether only parameters were to be checked.
     other_depth : str
-        That the reference has another number of blocks, and what to do; "" if it has
-        as many.
+        A note that the reference has another number of blocks, with the remedy; "" if
+        the numbers agree.
 
     Examples
     --------
@@ -116,7 +116,7 @@ class InitCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether what was to be checked was checked, and nothing departs."""
+        """Whether the check was complete, and nothing departs."""
         return self.status == OK
 
     @property
@@ -144,11 +144,12 @@ class InitCheck:
 
     @property
     def verdict(self) -> str:
-        """The status, what departs and what was checked, in one line.
+        """The status, the departures and the coverage, in one line.
 
         Without a reference it also says what cannot be found.
         """
-        status, coverage = self.status, self.coverage
+        status = self.status
+        coverage = self.coverage
         if not self.checked_pass:
             status += " (forward pass not checked)"
             coverage = self._coverage_of_parameters
@@ -220,9 +221,11 @@ class InitCheck:
         else:
             subject = ""
         of_parameters = self._of_parameters()
-        because, shown = "", MOST_SHOWN
+        because = ""
+        shown = MOST_SHOWN
         if of_parameters:
-            because, shown = " (perhaps because of these parameters)", MOST_IMPLIED
+            because = " (perhaps because of these parameters)"
+            shown = MOST_IMPLIED
         notes = [*self._notes_on_parameters(), *self.notes]
         sections = [
             Section("Parameters that differ", _items(of_parameters, MOST_SHOWN)),

@@ -186,7 +186,9 @@ class Exact(Marginal):
     """The distribution function of a normal, uniform or truncated normal number."""
 
     def __init__(self, cdf: Any, mean: float, std: float) -> None:
-        self._cdf, self._mean, self._std = cdf, mean, std
+        self._cdf = cdf
+        self._mean = mean
+        self._std = std
 
     def _probability(self, x: Floats, side: Any) -> Floats:
         return np.asarray(self._cdf((x - self._mean) / self._std))
@@ -253,14 +255,16 @@ def _tests_of_parts(
     name: str, entries: Entries, parameter: Parameter, samples: int
 ) -> Iterator[InitFinding]:
     """The tests of equal parts of the first axis, each with its own law."""
-    parts, shape = parameter.value, entries.numbers.shape
+    parts = parameter.value
+    shape = entries.numbers.shape
     if not shape or shape[0] % len(parts):
         text = f"expected {len(parts)} equal parts of the first axis, found {shape}"
         yield InitFinding(where=name, what="value", p=0.0, text=text)
         return
     size = shape[0] // len(parts)
     for k, of_part in enumerate(parts):
-        start, stop = k * size, (k + 1) * size
+        start = k * size
+        stop = (k + 1) * size
         rows = f"{name}[{start}:{stop}]"
         part = replace(entries, numbers=entries.numbers[start:stop])
         yield from parameter_tests(
@@ -276,7 +280,8 @@ def _test_of_numbers(name: str, entries: Entries, parameter: Parameter) -> InitF
     if parameter.law == "constant":
         description = f"{parameter.value:g} in every entry"
     is_same = bool((numbers == expected).all())
-    mean, std = float(numbers.mean()), float(numbers.std())
+    mean = float(numbers.mean())
+    std = float(numbers.std())
     text = f"expected {description}, found mean {mean:.3g} and std {std:.3g}"
     return InitFinding(where=name, what="value", p=1.0 if is_same else 0.0, text=text)
 
@@ -299,7 +304,8 @@ def _tests_of_recognised_law(
 ) -> Iterator[InitFinding]:
     """The tests of normal, uniform and truncated normal entries."""
     x = entries.numbers
-    mean, std = float(x.mean()), float(np.sqrt(np.mean((x - x.mean()) ** 2)))
+    mean = float(x.mean())
+    std = float(np.sqrt(np.mean((x - x.mean()) ** 2)))
     yield from _tests_of_moments(
         name, parameter, mean, std, size=x.size, samples=samples
     )
@@ -391,7 +397,8 @@ def _tests_of_distribution(
 
     assert parameter.distribution is not None
     subset = entries.thinned()
-    x, size = subset.numbers, subset.numbers.size
+    x = subset.numbers
+    size = subset.numbers.size
     probabilities = subset.probabilities(Marginal(parameter.distribution))
     shares = probabilities.at_random  # uniform under the declared law
     text = (
@@ -430,7 +437,8 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
     chances_of_others = np.minimum(chances, 1.0)
     p_values = stats.binom.sf(counts[often] - 2, x.size - 1, chances_of_others)
     k = int(np.argmin(p_values))
-    number, count = numbers[often[k]], counts[often[k]]
+    number = numbers[often[k]]
+    count = counts[often[k]]
     expected = x.size * chances[k] / 2
     text = (
         f"expected {number:.4g} in about {expected:.2g} of {x.size:,} entries, found it"
@@ -589,7 +597,8 @@ def _test_of_spectrum(name: str, standard: Floats) -> InitFinding:
     gram = matrix @ matrix.T
     last = rows - 1
     (largest,) = linalg.eigvalsh(gram, subset_by_index=[last, last])
-    root_columns, root_rows = math.sqrt(columns - 1), math.sqrt(rows)
+    root_columns = math.sqrt(columns - 1)
+    root_rows = math.sqrt(rows)
     edge = root_columns + root_rows
     scale = edge * (1 / root_columns + 1 / root_rows) ** (1 / 3)
     t = (float(largest) - edge**2) / scale
@@ -653,7 +662,8 @@ def _tests_against_samples(
     new_and_mean = math.sqrt(1 + 1 / len(samples))  # error of a new value and the mean
     for summary, value in _summaries(x).items():
         values = np.array([of_sample[summary] for of_sample in summaries_of_samples])
-        centre, spread = float(values.mean()), float(values.std(ddof=1))
+        centre = float(values.mean())
+        spread = float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
         t = (value - centre) / (new_and_mean * math.hypot(spread, rounding))
         p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))

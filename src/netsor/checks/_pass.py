@@ -121,7 +121,8 @@ def _record_end(
         right_logits = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
-        rows, words = range(len(targets.rows)), list(targets.words)
+        rows = range(len(targets.rows))
+        words = list(targets.words)
         right_logits = logits[rows, words]
     largest_logits = logits.max(-1)
     sums = np.exp(logits - largest_logits[:, None]).sum(-1)

@@ -188,7 +188,8 @@ def reference_of_network(
         probes.names  # noqa: B018 (gradients are refused here)
     except ValueError:
         probes = model.probes()
-    head, words = net.structure.head, net.structure.words
+    head = net.structure.head
+    words = net.structure.words
     table = words.table if words else None
     stds = stds_of(model.net, {})
     for kind, name in (("embedding", table), ("head", head)):

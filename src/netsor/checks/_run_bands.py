@@ -95,7 +95,8 @@ def band(values: Floats, level: float, tolerance: float = 0.0) -> Band:
     """
     is_log = bool((values > 0).all())
     x = np.log(values) if is_log else values
-    centre, spread = float(x.mean()), float(x.std(ddof=1))
+    centre = float(x.mean())
+    spread = float(x.std(ddof=1))
     scale = 1.0 if is_log else float(abs(values).max())
     allowed = tolerance * scale
     if spread <= CONSTANT * scale:
@@ -138,8 +139,10 @@ class Regression(NamedTuple):
 
 def regression(values: Floats, others: Floats) -> Regression:
     """The regression of `values`, (runs,), on `others`, (runs, numbers)."""
-    centre, means = float(values.mean()), others.mean(axis=0)
-    x, y = others - means, values - centre
+    centre = float(values.mean())
+    means = others.mean(axis=0)
+    x = others - means
+    y = values - centre
     sizes = np.linalg.norm(x, axis=0)
     sizes[sizes == 0] = 1.0
     inverse_of_scaled = np.linalg.pinv(x / sizes, rcond=INDEPENDENT)

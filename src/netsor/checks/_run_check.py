@@ -175,6 +175,10 @@ class Departures(NamedTuple):
             if name.partition("/")[0] == quantity and 0 in steps
         }
 
+    def has_groups(self) -> bool:
+        """Whether the log has numbers of single groups."""
+        return any("/" in name for name in self.differences)
+
     def of_steps(self, quantity: str) -> Mapping[int, float]:
         """The factors of a quantity by step."""
         return self.factors.get(quantity, {})
@@ -192,7 +196,7 @@ class RunFinding:
     Attributes
     ----------
     quantity, step : str, int
-        Which number it is.
+        The name and the step of the number.
     value : float
         The logged number.
     low, high, expected : float
@@ -328,11 +332,11 @@ class RunCheck:
     source : str
         Where the law comes from, such as "31 initialisations".
     power : RunPower
-        What would have been detected.
+        The mistakes that would have been detected.
     level : float
         The largest probability with which a healthy run is flagged.
     notes : list of str
-        What was not compared, and why.
+        The omitted comparisons, with the reasons.
     steps : str
         The compared steps, such as "steps 0 to 5".
 
@@ -502,7 +506,7 @@ class RunLaw:
 
     @property
     def source(self) -> str:
-        """Where the numbers come from."""
+        """The origin of the numbers."""
         return counted(len(self.seeds), "initialisation")
 
     def check(
@@ -635,7 +639,9 @@ class RunLaw:
         own_error = self.tolerance
         if is_log:
             errors = errors / known + self.tolerance
-            x, y, known = np.log(x), np.log(y), np.log(known)
+            x = np.log(x)
+            y = np.log(y)
+            known = np.log(known)
         else:
             errors = errors + self.tolerance * abs(x).max(axis=0)
             own_error *= float(abs(y).max())
@@ -687,7 +693,7 @@ class RunLaw:
         return notes
 
     def _power(self, bands: Mapping[str, Sequence[Band]]) -> RunPower:
-        """What would have been detected."""
+        """The mistakes that would have been detected."""
         factors = {}
         for name, steps in bands.items():
             shifts = [b.detected for b in steps if b.is_log]
@@ -761,7 +767,8 @@ class RunLaw:
             medians = np.median(self.values[name], axis=0)
             factors[name], differences[name] = {}, {}
             for step, number in steps.items():
-                value, median = number.value, float(medians[step])
+                value = number.value
+                median = float(medians[step])
                 if not np.isfinite(value):
                     continue
                 differences[name][step] = value - median
@@ -822,7 +829,9 @@ class RunLaw:
         For N numbers z standard deviations off it is
         (ν + N) log(1 + zᵀ C⁻¹ z / ν) + Σ log variance.
         """
-        keys, scores, log_variances = [], [], 0.0
+        keys = []
+        scores = []
+        log_variances = 0.0
         for name, steps in compared(logged, self.loop.steps).items():
             for step, number in steps.items():
                 score = self._score(number, values[name][:, step])
@@ -911,9 +920,11 @@ def _moved(healthy: Floats, few: Floats) -> Floats:
     if (few == few[0]).all():
         return np.full_like(healthy, few[0])
     is_log = bool((healthy > 0).all() and (few > 0).all())
-    before, after = healthy, few
+    before = healthy
+    after = few
     if is_log:
-        before, after = np.log(healthy), np.log(few)
+        before = np.log(healthy)
+        after = np.log(few)
     changes = after - before[: len(after)]
     signs = np.where(np.arange(len(before)) % 2, 1.0, -1.0)
     moved: Floats = before + changes.mean() + signs * changes.std(ddof=1)

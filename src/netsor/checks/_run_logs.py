@@ -55,7 +55,7 @@ WANDB = (
 )
 LARGEST = 2**28  # bytes of a log that is read
 RATE = "lr"
-RATE_ROUNDING = 0.05  # the largest relative rounding of a learning rate
+RATE_ROUNDING = 0.05  # the largest relative rounding of numbers with two digits
 HALF_TENTH = 0.05  # the rounding of numbers with one digit after the point
 MOST_NAMED = 12  # columns of a log that an error names
 
@@ -112,7 +112,7 @@ def read_log(
         by_step = _numbers_of(rows, steps, _names(quantity, columns))
         counted = {step - start: x for step, x in by_step.items() if step >= start}
         if quantity == RATE:
-            counted = {step: _as_rate(x) for step, x in counted.items()}
+            counted = _with_roundings_of_rates(counted)
         if counted:
             numbers[quantity] = counted
     _refuse_missing(columns, numbers, rows)
@@ -126,10 +126,25 @@ def read_log(
     return RunLog(name, numbers, start)
 
 
-def _as_rate(rate: Logged) -> Logged:
-    """A learning rate, which has two digits or more: 0.001 is set, not rounded."""
-    largest = RATE_ROUNDING * abs(rate.value)
-    return rate._replace(rounding=min(rate.rounding, largest))
+def _with_roundings_of_rates(rates: Mapping[int, Logged]) -> dict[int, Logged]:
+    """Learning rates, which people set: 0.001 alone does not stand for 0.0005.
+
+    A rate has two digits or more. Rates that differ, or that end with zeros as 0.0000
+    and 0.0010 do, may have less: they are rounded to the last digit of their column.
+    """
+    last_digit = 0.0
+    if len({x.value for x in rates.values()} - {0.0}) > 1 or _end_with_zeros(rates):
+        last_digit = min(x.rounding for x in rates.values())
+    result = {}
+    for step, rate in rates.items():
+        of_two_digits = min(rate.rounding, RATE_ROUNDING * abs(rate.value))
+        result[step] = rate._replace(rounding=max(of_two_digits, last_digit))
+    return result
+
+
+def _end_with_zeros(numbers: Mapping[int, Logged]) -> bool:
+    """Whether a number was written with more digits than it needs."""
+    return any(0 < x.rounding < _rounding(repr(x.value)) for x in numbers.values())
 
 
 def _refuse_unknown(columns: Mapping[str, str], known: Sequence[str]) -> None:
@@ -210,9 +225,9 @@ def _first_step(steps: Sequence[int | None], first: int | None, name: str) -> in
     lowest = min(step for step in steps if step is not None)
     if lowest not in (0, 1):
         raise ValueError(
-            f"the log {name} begins at step {lowest}, and the law is of the first"
-            " steps: log every step from the first on, or set first_step (--first-step)"
-            " to the number of the first one"
+            f"the log {name} begins at step {lowest}, but the law describes the"
+            " first steps: log every step from the first on, or set first_step"
+            " (--first-step) to the number of the first one"
         )
     return lowest
 

@@ -98,7 +98,7 @@ class _Calls:
     ) -> Any:
         """What a function or class of the module returns."""
         if not isinstance(func, ast.Name | ast.Attribute):
-            raise ValueError(f"{shown(ast.unparse(func))} is no name in FILE")
+            raise ValueError(f"{shown(ast.unparse(func))} is not a name in FILE")
         function = self.value(func)
         if not callable(function):
             raise ValueError(f"{ast.unparse(func)} is not a function or class")
@@ -106,7 +106,7 @@ class _Calls:
         by_name: dict[str, Any] = {}
         for keyword in keywords:
             if keyword.arg is None:
-                raise ValueError("** is not read: write each argument")
+                raise ValueError("** is not supported: write each argument")
             by_name[keyword.arg] = self.value(keyword.value)
         return function(*by_position, **by_name)
 
@@ -126,7 +126,7 @@ class _Calls:
         value = self._named(owner)
         if not isinstance(value, type) or name.startswith("_"):
             raise ValueError(
-                f"{owner}.{name} is not read: only names of FILE and attributes of its"
-                " classes are"
+                f"{owner}.{name} cannot be used: only names of FILE and"
+                " attributes of its classes can"
             )
         return getattr(value, name)

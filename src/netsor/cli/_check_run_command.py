@@ -185,7 +185,8 @@ def _batches_of_jax(
             f"--device {shown(device)} is for PyTorch modules: JAX_PLATFORMS chooses"
             " the device of JAX"
         )
-    sequences, tokens = options.pop("sequences"), options.pop("tokens")
+    sequences = options.pop("sequences")
+    tokens = options.pop("tokens")
     return [cut(batch, sequences, tokens) for batch in batches]
 
 
@@ -210,7 +211,7 @@ def _function(option: str, target: str) -> Callable[..., Any]:
 
     if ":" not in target:
         raise UsageError(
-            f"{option} {shown(target)} must be FILE:FUNCTION, as train.py:adamw"
+            f"{option} {shown(target)} must be FILE:FUNCTION, such as train.py:adamw"
         )
     try:
         value = find(target).value

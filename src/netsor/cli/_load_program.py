@@ -190,7 +190,7 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     if not module_name or match is None:
         raise UsageError(
             f"FILE:PROGRAM {shown(target)} must be a .py file (or module), a colon and"
-            " a name, as net.py:layer[0]"
+            " a name, such as net.py:layer[0]"
         )
     texts = named_values("--arg", arguments)
     if module_name.endswith(".py") and not Path(module_name).exists():
@@ -198,7 +198,8 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     with users_code(f"FILE {shown(module_name)} cannot be imported"):
         module = _module(module_name)
     LOADED.add(str(getattr(module, "__file__", "")))
-    name, index = match["name"], match["index"]
+    name = match["name"]
+    index = match["index"]
     value: Any = getattr(module, name, None)
     if value is None:
         raise _not_defined(name, module_name, module)
@@ -350,7 +351,7 @@ def module_of(target: str, arguments: tuple[str, ...]) -> Callable[[], Any]:
     """The function that makes a module."""
     if ":" not in target:
         raise UsageError(
-            f"MODEL {shown(target)} must be FILE:FUNCTION, as my_model.py:build"
+            f"MODEL {shown(target)} must be FILE:FUNCTION, such as my_model.py:build"
         )
     build = module_factory(find(target, arguments))
     if build is None:

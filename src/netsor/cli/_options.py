@@ -449,7 +449,7 @@ def _dask_executor(address: str, workers: int | None) -> Executor:
             local = distributed.LocalCluster(
                 n_workers=workers or cores(),
                 threads_per_worker=1,
-                dashboard_address=None,
+                dashboard_address="127.0.0.1:0",  # any free port: 8787 may be taken
                 host="127.0.0.1",
             )
             cluster = until_exit(local)

@@ -109,7 +109,7 @@ def parametrise_command(
 
     if not is_target(model):
         raise UsageError(
-            f"MODEL {shown(model)} must be FILE:FUNCTION, as my_model.py:build"
+            f"MODEL {shown(model)} must be FILE:FUNCTION, such as my_model.py:build"
         )
     file = _file(model, path, overwrite)
     toml_file = None if toml is None else _named_file("--toml", toml, overwrite)
@@ -256,7 +256,8 @@ def _file(model: str, path: str | None, overwrite: bool) -> Path:
 
 def _named_file(option: str, path: str, overwrite: bool) -> Path:
     """The file of an option, whose ending must be that of its kind."""
-    file, ending = Path(path), ENDINGS[option]
+    file = Path(path)
+    ending = ENDINGS[option]
     out.check_name(option, path)
     if file.suffix != ending:
         raise UsageError(f"{option} {shown(path)} must end in {ending}")

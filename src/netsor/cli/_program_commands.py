@@ -476,7 +476,8 @@ def _declared_laws(texts: tuple[str, ...]) -> dict[str, Any] | None:
         pattern, equals, law = (part.strip() for part in text.partition("="))
         if not equals or not pattern or not law:
             raise UsageError(
-                f"--declared {shown(text)} must be NAME=LAW, as '*.bias=constant(0)'"
+                f"--declared {shown(text)} must be NAME=LAW, such as"
+                " '*.bias=constant(0)'"
             )
         if pattern in laws:
             raise UsageError(f"--declared {pattern} is given twice")

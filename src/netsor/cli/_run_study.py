@@ -203,7 +203,7 @@ def model_of(option: str, source: str) -> Transformer:
     check_name(option, source)
     if source.endswith(".py"):
         raise UsageError(
-            f"{option} {shown(source)} must name a function in the file, as"
+            f"{option} {shown(source)} must name a function in the file, such as"
             f" {source}:build"
         )
     with usage_errors(f"{option} {shown(source)}"):
@@ -293,7 +293,8 @@ def audit(
         check_name("--baseline", baseline)
     earlier = None if baseline is None else Baseline.of(baseline)
     result = run(options, partial(_audit_study, rules, earlier), as_json)
-    verdict, more_json = "", {}
+    verdict = ""
+    more_json = {}
     failed: list[str] = []
     if earlier is not None:
         departures = result.departures(earlier)
@@ -340,8 +341,8 @@ def _point_to_check_init(audits: Sequence[Audit]) -> None:
     is_flagged = any(finding.verdict == FLAG for finding in first.findings)
     if len(audits) == 1 and factory and not is_flagged:
         echo(
-            "the rules look at the pass; to compare each parameter with a reference:"
-            f" netsor check-init {factory} --reference config.json"
+            "the rules judge the forward and backward pass; to compare each parameter"
+            f" with a reference: netsor check-init {factory} --reference config.json"
         )
 
 
@@ -575,8 +576,8 @@ def _from_module(source: str, inputs: Mapping[str, Any]) -> ProgramModel:
     if unknown is None:
         raise UsageError(
             f"--compare {shown(source)} must be a FILE:PROGRAM, as MODEL is: a module"
-            " compares with another module only; to compare it with a configuration"
-            f" use netsor check-init MODEL --reference {source}"
+            " can be compared only with another module. To compare it with a"
+            f" configuration, use netsor check-init MODEL --reference {source}"
         )
     with usage_errors(f"MODEL {shown(source)}"):
         return read_from_module(unknown, inputs["ids"], inputs["tokens"])
@@ -606,7 +607,9 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
                 parametrisation=options["rules"] or None,
                 vectors=options["vectors"],
             )
-            model, optimiser, rates = trained.build, trained.optimiser, trained.lr
+            model = trained.build
+            optimiser = trained.optimiser
+            rates = trained.lr
             options["ids"], options["vectors"] = trained.ids, trained.vectors
             options["rules"] = trained.parametrisation
             options["trains_vectors"] = is_of_vectors
@@ -630,7 +633,8 @@ def coord_check(*, as_json: bool, verbose: bool, fail: bool, **options: Any) -> 
 
 def _failures(checks: Iterable[Any]) -> list[str]:
     """Why coordinate checks fail: something is flagged, or most is undecided."""
-    broken, undecided = [], []
+    broken = []
+    undecided = []
     for check in checks:
         if check.broken:
             broken.append(f"{check.name} ({', '.join(check.broken)})")
@@ -654,7 +658,8 @@ def transfer(*, as_json: bool, verbose: bool, **options: Any) -> None:
 
     def make(options: dict[str, Any]) -> Study[Any]:
         """The study with the options of the command line."""
-        source, batch = options["model"], options.pop("batch")
+        source = options["model"]
+        batch = options.pop("batch")
         model, optimiser = _trained(options)
         framework = framework_of(model, options["widths"])
         if framework:
@@ -681,7 +686,8 @@ def _transfer_of_module(
     if batch is not None:
         options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
     rules = options.pop("rules") or None
-    grow, vectors = options.pop("grow"), options.pop("vectors")
+    grow = options.pop("grow")
+    vectors = options.pop("vectors")
     if grow != "heads":
         raise UsageError(f"--grow {grow} is for models: a module defines what grows")
     if vectors:

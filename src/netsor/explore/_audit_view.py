@@ -233,7 +233,8 @@ def _sides(result: Audit | Comparison) -> list[Side]:
         label = name
         limit_label = f"{name}, {LIMIT}"
         if len(audits) == 1:
-            label, limit_label = AT, LIMIT
+            label = AT
+            limit_label = LIMIT
         measured = audit.lengths[0]
         if measured.actual is not None:
             sides.append(Side(label, looks[0], measured.actual))

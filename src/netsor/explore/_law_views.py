@@ -212,7 +212,8 @@ def afford(plans: list[Plan], wanted: int | None) -> tuple[int, str]:
         return sum(plan.probing_seconds + plan.seconds(draws) for plan in plans)
 
     if wanted is not None:
-        draws, limit = wanted, MAX_SECONDS
+        draws = wanted
+        limit = MAX_SECONDS
     else:
         quick = [draws for draws in DRAWS if seconds(draws) <= QUICK]
         draws = quick[0] if quick else DRAWS[-1]  # DRAWS falls

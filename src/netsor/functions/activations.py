@@ -154,9 +154,10 @@ def _torch_or(
 
 
 def row_softmax(p: Array, allowed: Array | None = None) -> Array:
-    """The softmax over the last axis, of the entries that are allowed.
+    """The softmax over the allowed entries of the last axis.
 
-    `allowed` broadcasts to p and is positive at these; the others have the weight 0.
+    `allowed` broadcasts to p and is positive at these entries; all others get the
+    weight 0.
     """
     xp = array_namespace(p)
     if allowed is not None:

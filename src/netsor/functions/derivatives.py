@@ -293,9 +293,14 @@ def _monomial(x: Array, c: float, k: float) -> Array:
     return c * x**k
 
 
-def _monomials(name: str, c: float, k: float) -> Function:
-    """c x^k, which is smooth without breaks if it is a polynomial."""
-    is_polynomial = k >= 0 and float(k).is_integer()
+def _power(name: str, c: float, k: float) -> Function:
+    """c x^k, where k is not 0.
+
+    A polynomial is smooth and grows like a power of x, which is what `Function` asks of
+    its attribute `lipschitz`. With other k, such as −1 or 3/2, it is neither finite nor
+    real everywhere.
+    """
+    is_polynomial = k > 0 and float(k).is_integer()
     return Function(
         name,
         partial(_monomial, c=c, k=k),
@@ -442,16 +447,14 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
         name, parity, a, b, _table_derivative(a, b, table)
     ),
     _of_normal: _derivative_of_normal,
-    _monomial: lambda name, parity, c, k: (
-        c if k == 1 else _monomials(name, c * k, k - 1)
-    ),
+    _monomial: lambda name, parity, c, k: c if k == 1 else _power(name, c * k, k - 1),
     np.tanh: TANH,
     np.sin: activations.COS,
     np.cos: MINUS_SIN,
     np.absolute: SIGN,
     np.exp: Function("exp", np.exp, bounded=False, lipschitz=False),
-    np.log: _monomials("log'", 1.0, -1.0),
-    np.sqrt: _monomials("sqrt'", 0.5, -0.5),
-    np.square: _monomials("square'", 2.0, 1.0),
-    np.reciprocal: _monomials("reciprocal'", -1.0, -2.0),
+    np.log: _power("log'", 1.0, -1.0),
+    np.sqrt: _power("sqrt'", 0.5, -0.5),
+    np.square: _power("square'", 2.0, 1.0),
+    np.reciprocal: _power("reciprocal'", -1.0, -2.0),
 }

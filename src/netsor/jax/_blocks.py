@@ -90,7 +90,8 @@ def _mark_queries(softmax: Node) -> None:
     The softmax is over keys, so its axis is followed back to the product of queries and
     keys. The operand that has this axis is the keys.
     """
-    product, key_axis = softmax.args[0], len(shape_of(softmax)) - 1
+    product = softmax.args[0]
+    key_axis = len(shape_of(softmax)) - 1
     while product.operation != "matmul":
         sources = [x for x in product.args if x.is_random and x.op == "call_function"]
         if len(sources) != 1:
@@ -98,7 +99,8 @@ def _mark_queries(softmax: Node) -> None:
         axis_before = _axis_before(product, sources[0], key_axis)
         if axis_before is None:
             return
-        product, key_axis = sources[0], axis_before
+        product = sources[0]
+        key_axis = axis_before
     # the axes of a product: those of the batch, free ones of its left operand, and free
     # ones of its right operand
     left, right = product.args
@@ -115,7 +117,8 @@ def _axis_before(node: Node, x: Node, axis: int) -> int | None:
 
     None if the node changes more than the order of axes and axes of size 1.
     """
-    shape_after, shape_before = shape_of(node), shape_of(x)
+    shape_after = shape_of(node)
+    shape_before = shape_of(x)
     if node.target == "transpose":
         return int(node.kwargs["permutation"][axis])
     if shape_after == shape_before:

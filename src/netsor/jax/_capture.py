@@ -450,7 +450,8 @@ class Recorder:
         consts_of_condition = inputs[:end_of_condition]
         consts_of_body = inputs[end_of_condition:end_of_body]
         carry = inputs[end_of_body:]
-        condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
+        condition = opened(params["cond_jaxpr"])
+        body = opened(params["body_jaxpr"])
         for _ in range(MOST_STEPS):
             (goes_on,) = self.run(*condition, [*consts_of_condition, *carry])
             if _is_random(goes_on):
@@ -480,7 +481,8 @@ class Recorder:
         `transpose_solve`), and then the right side.
         """
         params = equation.params
-        lengths, solve = params["const_lengths"], params["jaxprs"].solve
+        lengths = params["const_lengths"]
+        solve = params["jaxprs"].solve
         start = lengths.matvec + lengths.vecmat
         consts = inputs[start : start + lengths.solve]
         right_side = inputs[sum(lengths) :]
@@ -490,7 +492,8 @@ class Recorder:
         """Rows of a table that are taken as slices of one row each."""
         table, indices = inputs
         ids = np.asarray(self.value(indices))[..., 0]  # a slice starts at column 0
-        aval, meta = equation.outvars[0].aval, self._meta(equation, inputs)
+        aval = equation.outvars[0].aval
+        meta = self._meta(equation, inputs)
         shape = (*ids.shape, aval.shape[-1])
         rows = self.record(
             "embedding",

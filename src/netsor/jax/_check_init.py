@@ -216,7 +216,8 @@ def _subject(
     except (ValueError, TypeError, NotImplementedError) as error:
         return without_pass._replace(problem=" ".join(str(error).split()))
     pass_law = reference_of_network(net, every)
-    count, expected = len(structure.blocks), len(pass_law.masks)
+    count = len(structure.blocks)
+    expected = len(pass_law.masks)
     if count != expected:
         problem = f"it has {counted(count, 'block')}, and the reference has {expected}"
         other_depth = depths_differ(count, expected)

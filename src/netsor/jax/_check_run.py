@@ -103,7 +103,7 @@ def check_run(
 
     Fresh models are trained for the same steps on the same batches. They give a band
     for the loss, the norms of gradients and updates at each step. If a logged number
-    leaves its band, the check trains with common mistakes too, and names those that
+    leaves its band, the check also trains with common mistakes, and names those that
     explain the whole log.
 
     Parameters
@@ -124,7 +124,8 @@ def check_run(
         The log: a .csv or .jsonl file, a file of events of TensorBoard, or rows by
         step.
     columns : mapping of str to str, optional
-        The column of a quantity, as {"grad_norm": "gnorm"}; common names are known.
+        The column of a quantity, such as {"grad_norm": "gnorm"}; common names are
+        known.
     first_step : int, optional
         The number that the log gives the first step; its lowest one, 0 or 1, if None.
     hypotheses : bool
@@ -170,7 +171,7 @@ def check_run(
 
 
 def read_batches(paths: Sequence[str | Path]) -> list[Any]:
-    """The batches of files, which execute nothing.
+    """The batches in files; reading them executes nothing.
 
     Parameters
     ----------

@@ -48,7 +48,7 @@ def check_rule(equation: Any, refuse: Callable[[str], Exception]) -> None:
         if not np.allclose(gradient, expected_gradient, rtol=0, atol=difference):
             raise refuse(
                 f"the derivative that {name.removesuffix('_call')} gives is not that of"
-                " its function: only rules that compute the derivative are read"
+                " its function: only rules that compute the derivative are supported"
             )
 
 

@@ -129,7 +129,8 @@ class Interpreter:
 
     def _equation(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """What the results of an equation are."""
-        name, params = equation.primitive.name, equation.params
+        name = equation.primitive.name
+        params = equation.params
         if name in UNCHANGED or name in ("random_wrap", "random_unwrap"):
             return inputs
         if name in CALLS:
@@ -232,10 +233,12 @@ def _uniform(inputs: list[Any], shape: Shape) -> Any:
     if not key.is_random or len(known) < len(ends):
         return UNKNOWN
     low, high = known
-    mean, std = 0.5 * (low + high), (high - low) / math.sqrt(12.0)
+    mean = 0.5 * (low + high)
+    std = (high - low) / math.sqrt(12.0)
     # JAX draws the argument of erf⁻¹ from just above −1, so that it is finite
     if low == -1.0 + 2.0**-24 and high == 1.0:
-        mean, std = 0.0, 1.0 / math.sqrt(3.0)
+        mean = 0.0
+        std = 1.0 / math.sqrt(3.0)
     law = Distribution("uniform", (mean, std))
     return Drawn(law, origin=((key.origin, shape),), keys=frozenset([key.origin]))
 
@@ -245,7 +248,8 @@ def _of_known(equation: Any, inputs: list[Any]) -> Any:
 
     One number that fills a shape is kept as one number. Other arrays are computed.
     """
-    name, aval = equation.primitive.name, equation.outvars[0].aval
+    name = equation.primitive.name
+    aval = equation.outvars[0].aval
     shape = tuple(aval.shape)
     number = _one_number(name, aval.dtype, inputs)
     if number is not None:

@@ -122,7 +122,8 @@ def _of_pair(model: Any, inputs: tuple[Any, ...]) -> Functions | None:
         init, apply = model
         name = getattr(apply, "__name__", "apply")
     else:
-        init, apply = model.init, model.apply
+        init = model.init
+        apply = model.apply
         name = type(model).__name__
     takes_key_only = _takes_one_argument(init)
 

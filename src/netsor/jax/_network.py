@@ -27,7 +27,7 @@ def network(
 ) -> Program:
     """The program of a model with the probes of an audit, which `ns.audit` takes.
 
-    Blocks are recognised by numbers in the paths of parameters, as `layers.0` or
+    Blocks are recognised by numbers in the paths of parameters, such as `layers.0` or
     `layers_0`, and branches as terms of a stream (batch, tokens, width). If the model
     returns logits, the loss predicts the next token (the token itself if later tokens
     have an effect). The parameters are those of `program`.
@@ -79,8 +79,12 @@ def as_inputs(model: Any, ids: Any) -> Any:
     return ids if takes_one_sequence(model) else ids[None]
 
 
-def token_ids(model: Any, tokens: int | None) -> Any:
-    """Ids 1, 2, … of rows of the model's table of words: (1, tokens), or (tokens,)."""
+def token_ids(model: Any, tokens: int | None, most_by_default: int = TOKENS) -> Any:
+    """Ids 1, 2, … of rows of the model's table of words: (1, tokens), or (tokens,).
+
+    Without a number of tokens these are `most_by_default`, or all that a small table
+    has.
+    """
     reject_instance(model)
     name = getattr(model, "__name__", type(model).__name__)
     if not is_constructor(model) and not is_pair(model):
@@ -105,7 +109,7 @@ def token_ids(model: Any, tokens: int | None) -> Any:
         raise ArgumentError(
             "tokens", tokens, f"at most {largest_id}: {table.name} has {rows} rows"
         )
-    count = min(tokens or TOKENS, largest_id)
+    count = min(tokens or most_by_default, largest_id)
     return as_inputs(model, np.arange(1, count + 1))
 
 

@@ -32,7 +32,7 @@ def parameters(
     """The laws of all parameters of a JAX model, by their paths.
 
     They are read from the `jax.random` calls of its initialisation, and measured where
-    that does not show them.
+    these calls do not reveal them.
 
     Parameters
     ----------

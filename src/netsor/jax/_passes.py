@@ -172,6 +172,7 @@ def _loss(logits: Any, targets: Targets | None) -> Any:
         right_logits = logits.mean(-1)
     else:
         logits = logits[np.array(targets.rows)]
-        rows, words = np.arange(len(targets.rows)), np.array(targets.words)
+        rows = np.arange(len(targets.rows))
+        words = np.array(targets.words)
         right_logits = logits[rows, words]
     return (jax.nn.logsumexp(logits, axis=-1) - right_logits).mean()

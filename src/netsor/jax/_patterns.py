@@ -337,7 +337,8 @@ class Joiner:
         """Exponentials divided by their sum over the last axis."""
         if node.target != "div":
             return []
-        exponentials, sums = node.args[0], _stripped(node.args[1])
+        exponentials = node.args[0]
+        sums = _stripped(node.args[1])
         if not _is(exponentials, "exp") or not _is(sums, "reduce_sum"):
             return []
         axes = tuple(int(axis) for axis in sums.kwargs["axes"])

@@ -445,7 +445,8 @@ def _padded(call: Call, x: Tensor, sizes: list[int]) -> Tensor:
     """
     if arithmetic.is_random(x):
         return rearrangement.pad(call, x, sizes, value=0.0)
-    befores, afters = sizes[0::2], sizes[1::2]
+    befores = sizes[0::2]
+    afters = sizes[1::2]
     of_last_axes = [*zip(befores, afters, strict=True)][::-1]
     of_first_axes = [(0, 0)] * (len(x.shape) - len(of_last_axes))
     return np.pad(np.asarray(x), of_first_axes + of_last_axes)

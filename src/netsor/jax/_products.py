@@ -56,7 +56,9 @@ def _by_parameter_on_the_left(
 
     `_by_parameter` has the free axes of w last, so they are moved before those of x.
     """
-    batch, free_w, free_x = len(of_w.batch), len(of_w.free), len(of_x.free)
+    batch = len(of_w.batch)
+    free_w = len(of_w.free)
+    free_x = len(of_x.free)
     shape = call.shape
     sizes_batch = shape[:batch]
     sizes_w = shape[batch : batch + free_w]
@@ -202,7 +204,8 @@ def _coordinate_by_coordinate(
     free_x = [x.shape[axis] for axis in of_x.free]
     free_y = [y.shape[axis] for axis in of_y.free]
     summed = [x.shape[axis] for axis in of_x.summed]
-    ones_x, ones_y = [1] * len(free_x), [1] * len(free_y)
+    ones_x = [1] * len(free_x)
+    ones_y = [1] * len(free_y)
     x_in_order = rearrangement.permute(call, x, (*of_x.batch, *of_x.free, *of_x.summed))
     y_in_order = rearrangement.permute(call, y, (*of_y.batch, *of_y.free, *of_y.summed))
     shape_x = (*batch, *free_x, *ones_y, *summed)

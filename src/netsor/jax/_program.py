@@ -38,10 +38,9 @@ def program(
 ) -> Program:
     """The program that a JAX model computes at initialisation, on given inputs.
 
-    Its jaxpr is read: calls are put in their place, loops over layers are unrolled, and
-    random parameters become matrices and vectors with the laws of their initialisation.
-    What the model computes only from its inputs is computed by JAX. Widths are those of
-    the model.
+    Its jaxpr is read: calls are inlined, loops over layers are unrolled, and random
+    parameters become matrices and vectors with the laws of their initialisation. JAX
+    computes the values that depend only on the inputs. Widths are those of the model.
 
     Parameters
     ----------
@@ -95,7 +94,8 @@ def graph_of(
         parts = parts._replace(laws=laws)
     if as_batch:
         parts = parts._replace(inputs=tuple(np.asarray(x)[None] for x in parts.inputs))
-    leaves, functions = parts.leaves, parts.functions
+    leaves = parts.leaves
+    functions = parts.functions
 
     def apply(numbers: Sequence[Any], arrays: Sequence[Any]) -> Any:
         """The outputs, of the leaves of the parameters and the inputs."""
@@ -323,7 +323,8 @@ class _Truth:
     """
 
     def __init__(self, compute: Any, target: str) -> None:
-        self.compute, self.target = compute, target
+        self.compute = compute
+        self.target = target
 
     def __call__(self, *numbers: Any) -> Any:
         """What JAX computes."""
@@ -345,7 +346,8 @@ def _check_kind(node: Node, result: Any) -> None:
         not is_floating and node.target not in COMPARISONS,
         f"makes {expected.dtype} of random numbers: only floating point is read",
     )
-    shape, jax_shape = tuple(result.shape), tuple(expected.shape)
+    shape = tuple(result.shape)
+    jax_shape = tuple(expected.shape)
     refuse_if(
         shape != jax_shape, f"a result of shape {jax_shape} is read in shape {shape}"
     )

@@ -170,7 +170,8 @@ class Loop(TrainingLoop):
             parameters = joined(moving, rest, self._kind)
             return self._loss(self.functions.apply(parameters, *batch.inputs), batch)
 
-        losses, gradients = [], []
+        losses = []
+        gradients = []
         for batch in batches:
             loss, gradient = jax.value_and_grad(loss_of)(moving, batch)
             losses.append(loss)

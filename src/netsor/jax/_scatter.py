@@ -130,7 +130,8 @@ def _replaced(call: Call, rows: Rows, compute: Scatter) -> Tensor:
     JAX scatters row numbers, where those of the updates follow those of the operand.
     The result says which row goes where.
     """
-    count_x, count_updates = math.prod(rows.shape_x), math.prod(rows.shape_updates)
+    count_x = math.prod(rows.shape_x)
+    count_updates = math.prod(rows.shape_updates)
     numbers_x = np.arange(count_x, dtype=float).reshape(rows.shape_x)
     numbers_updates = count_x + np.arange(count_updates, dtype=float)
     result = compute(numbers_x, numbers_updates.reshape(rows.shape_updates))

@@ -332,7 +332,7 @@ def sliced_wasserstein(
     """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both
     laws.
 
-    The error has a part from the laws and a part from the directions.
+    The error includes that of the laws and that of the random directions.
 
     Parameters
     ----------

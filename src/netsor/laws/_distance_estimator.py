@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import scipy
-from numpy.polynomial.polynomial import polyder, polyint, polyval
+from numpy.polynomial.polynomial import polyint
 
 from ._estimate import Array, Estimate, Replicated, bootstrap, combined, jackknife
 from ._law import MIN_DENSITY, Distribution, Law
@@ -120,11 +120,11 @@ def _integrals_of_absolute_value(cubic: Array, start: Array, end: Array) -> Arra
     cubic: coefficients (4, cubics). At most one change of sign is taken into account.
     """
     has_zero = start * end < 0
-    difference = np.where(has_zero, start - end, 1.0)
-    zero_of_line = np.where(has_zero, start / difference, 0.0)
-    zero = _root(cubic, zero_of_line, has_zero)
-    integral = polyint(cubic)
-    before_zero = polyval(zero, integral, tensor=False)
+    zero_of_line = start[has_zero] / (start - end)[has_zero]
+    zero = np.zeros_like(start)
+    zero[has_zero] = _roots(cubic[:, has_zero], zero_of_line)
+    integral = np.asarray(polyint(cubic), dtype=np.float64)
+    before_zero = _values(integral, zero)
     after_zero = integral.sum(axis=0) - before_zero
     return np.asarray(np.abs(before_zero) + np.abs(after_zero))
 
@@ -135,32 +135,45 @@ def _values_at_turns(cubic: Array, end: Array) -> Array:
 
     cubic: coefficients (4, cubics).
     """
-    slopes = polyder(cubic)
+    slopes = _derivatives(cubic)
     first_slope = slopes[0]
     last_slope = slopes.sum(axis=0)
     turns = first_slope * last_slope < 0
-    difference = np.where(turns, first_slope - last_slope, 1.0)
-    zero_of_line = np.where(turns, first_slope / difference, 1.0)
-    t = _root(slopes, zero_of_line, turns)
-    return np.where(turns, polyval(t, cubic, tensor=False), end)
+    zero_of_line = first_slope[turns] / (first_slope - last_slope)[turns]
+    values = end.copy()
+    values[turns] = _values(cubic[:, turns], _roots(slopes[:, turns], zero_of_line))
+    return values
 
 
-def _root(
-    polynomials: npt.NDArray[Any], t: Array, has_root: npt.NDArray[np.bool_]
-) -> Array:
+def _roots(polynomials: Array, t: Array) -> Array:
     """Roots in [0, 1] of polynomials near t, by Newton's method: (polynomials,).
 
-    polynomials: coefficients (degree + 1, polynomials). The result is t itself for
-    polynomials without a root.
+    polynomials: coefficients (degree + 1, polynomials).
     """
-    slopes = polyder(polynomials)
+    slopes = _derivatives(polynomials)
     for _ in range(3):
-        value = polyval(t, polynomials, tensor=False)
-        slope = polyval(t, slopes, tensor=False)
-        moves = has_root & (slope != 0)
-        step = np.divide(value, slope, out=np.zeros_like(t), where=moves)
-        t = np.where(has_root, np.clip(t - step, 0.0, 1.0), t)
+        slope = _values(slopes, t)
+        step = np.zeros_like(t)
+        np.divide(_values(polynomials, t), slope, out=step, where=slope != 0)
+        t = np.clip(t - step, 0.0, 1.0)
     return t
+
+
+def _values(polynomials: Array, t: Array) -> Array:
+    """The polynomials (degree + 1, polynomials) at t (polynomials,), by Horner's rule.
+
+    `numpy.polynomial` does the same, but takes most of its time to move axes.
+    """
+    value: Array = polynomials[-1]
+    for coefficient in polynomials[-2::-1]:
+        value = coefficient + value * t
+    return value
+
+
+def _derivatives(polynomials: Array) -> Array:
+    """The derivatives of polynomials (degree + 1, polynomials)."""
+    degrees = np.arange(1, len(polynomials))
+    return polynomials[1:] * degrees[:, None]
 
 
 class DistanceEstimator:

@@ -58,12 +58,12 @@ class Joint(LawBase):
     """The mixture of N(mean_r, cov_r) over replicas r: the joint law of one coordinate
     of each output vector.
 
-    It has the entries of all outputs (tokens, heads, scalars), flattened in numpy's
-    order. `law[i]` is the law of one entry, `law.combination(w)` the law of Σ_i w_i
-    Y_i, and `law.condition({i: y})` the law given data. `with_error` has mean, var,
-    cov, corr, pdf and cdf with standard errors. `dim` is the number of entries,
+    It contains the entries of all outputs (tokens, heads, scalars), flattened in
+    numpy's order. `law[i]` is the law of one entry, `law.combination(w)` the law of Σ_i
+    w_i Y_i, and `law.condition({i: y})` the law given data. `with_error` gives mean,
+    var, cov, corr, pdf and cdf with standard errors. `dim` is the number of entries,
     `replicas` the number of replicas (1 if nothing random is left), and `effective` the
-    effective sample size of their weights, 1/Σ w². `Program.law` makes it.
+    effective sample size of their weights, 1/Σ w². `Program.law` returns it.
 
     Parameters
     ----------
@@ -76,7 +76,7 @@ class Joint(LawBase):
     log_evidence : Estimate, optional
         The logarithm of the density of the data that the law was conditioned on.
     mean_error : array_like, optional
-        The errors of the means of the entries, beside those of sampling and of
+        The errors of the means of the entries, in addition to those of sampling and of
         `origin`; 0 if None.
 
     Examples
@@ -278,8 +278,8 @@ class Joint(LawBase):
         """The law of all entries given that some were observed.
 
         Each replica is conditioned, and weighted by the density of the data under it.
-        If only few replicas have weight, you get a warning; use `Program.posterior`
-        then.
+        If only a few replicas have weight, netsor warns you; use `Program.posterior` in
+        that case.
 
         Parameters
         ----------
@@ -291,9 +291,9 @@ class Joint(LawBase):
         Returns
         -------
         law : Joint
-            The law of all entries, the observed ones too. `log_evidence` is the log
-            density of the data with its error, and `effective` the number of replicas
-            that still count.
+            The law of all entries, including the observed ones. `log_evidence` is the
+            log density of the data with its error, and `effective` the number of
+            replicas that still count.
         """
         return Joint(**conditioned(self, observed, noise)._asdict())
 
@@ -343,7 +343,7 @@ class Joint(LawBase):
     def corr(self) -> Array:
         """The correlation matrix, (entries, entries).
 
-        It has NaN in rows and columns of entries without variance.
+        Rows and columns of entries without variance are NaN.
         """
         return np.asarray(self.with_error.corr().value)
 

@@ -127,11 +127,11 @@ class Distribution(ABC):
 class Law(LawBase, Distribution):
     """A law of one variable, with the methods of scipy.stats.
 
-    Every number has an error: `law.with_error` has all methods that return numbers, and
-    each returns an `Estimate`, a value with its standard error (`interval` and `stats`
-    return several). Points may be numbers or arrays.
-    `status` says what is proved, and `method` how the law was computed. Programs make
-    laws; you do not call this class.
+    Every number has an error: `law.with_error` provides all methods that return
+    numbers, and each returns an `Estimate`, a value with its standard error (`interval`
+    and `stats` return several). Points may be numbers or arrays. `status` says what is
+    proved, and `method` how the law was computed. Programs return laws; you do not call
+    this class yourself.
 
     The public methods check arguments and return plain numbers. A subclass supplies the
     private methods marked abstract, which get checked points as an array and return
@@ -403,7 +403,7 @@ class Law(LawBase, Distribution):
         gaussian : bool
             Whether to show the Gaussian.
         log : bool
-            A logarithmic scale for the density, and more of the tails, where a law
+            Whether to use a logarithmic scale and show more of the tails, where a law
             differs most from a Gaussian.
 
         Returns

@@ -41,7 +41,7 @@ class Provenance:
 
 
 class LawError(PlacedError):
-    """A law cannot answer a question, or numbers do not make a law; a ValueError.
+    """A law cannot answer a question, or numbers do not define a law; a ValueError.
 
     The parameters are those of `TraceError`.
 

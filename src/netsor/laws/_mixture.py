@@ -141,7 +141,7 @@ class Mixture(Components, Law):
             raise LawError(
                 operation,
                 f"this law is {law} {', '.join(atoms)}, which has no density;"
-                " law.atoms has their masses",
+                " law.atoms gives their masses",
             )
         return self.smoothed()
 
@@ -553,7 +553,7 @@ class Empirical(Mixture):
     Parameters
     ----------
     draws : array_like
-        The sample, two numbers or more that are not all the same.
+        The sample: two or more numbers that are not all equal.
     bandwidth : float, optional
         The standard deviation of the Gaussian kernels: Scott's, n^(−1/5) σ, unless
         given.

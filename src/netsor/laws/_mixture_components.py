@@ -214,11 +214,27 @@ def binned(
     blocks_of_shares = None
     if blocks is not None:
         blocks_of_shares = Blocks(np.tile(blocks.labels, 2), blocks.number)
-    occupied, index = np.unique(points, return_inverse=True)
+    occupied, index = _numbered(points)
     total = summed(index, weight=weights, size=len(occupied), blocks=blocks_of_shares)
     gain = weight @ (upper_share * (1 - upper_share)) / (weight.sum() or 1.0)
     narrowed = np.full(len(occupied), var - gain * step**2)
     return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
+
+
+def _numbered(points: Indices) -> tuple[Indices, Indices]:
+    """The different points in order, and for each point its number among them.
+
+    The points are integers from 0. For example, the points 5, 2 and 5 have the
+    different points [2, 5] and the numbers [1, 0, 1].
+    """
+    size = int(points.max(initial=-1)) + 1
+    if size > 2 * len(points):  # far apart
+        return np.unique(points, return_inverse=True)
+    # without sorting the points
+    is_occupied = np.zeros(size, dtype=bool)
+    is_occupied[points] = True
+    number = np.cumsum(is_occupied) - 1
+    return np.flatnonzero(is_occupied), number[points]
 
 
 def _concatenated(mixtures: Sequence[GaussianMixture1D]) -> GaussianMixture1D:

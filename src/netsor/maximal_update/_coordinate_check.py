@@ -16,6 +16,7 @@ from ..laws._power_law import Exponent, fit
 TOLERANCE = 0.1  # of an exponent
 SHOWN_LEVEL = 0.01  # of intervals in a table
 GROWS, SHRINKS, OK, UNDECIDED = "grows", "shrinks", "ok", "undecided"
+STILL, DIVERGES = "does not move", "is not finite"
 
 
 class Trained(Protocol):
@@ -33,12 +34,13 @@ class Change(NamedTuple):
     path: str
     expected: float
     exponent: Exponent | None
-    verdict: str  # "ok", "grows", "shrinks", "undecided" or "does not move"
+    # "ok", "grows", "shrinks", "undecided", "does not move" or "is not finite"
+    verdict: str
 
     @property
     def is_wrong(self) -> bool:
-        """Whether it grows or shrinks against what is expected."""
-        return self.verdict in (GROWS, SHRINKS)
+        """Whether it grows or shrinks against what is expected, or the run diverged."""
+        return self.verdict in (GROWS, SHRINKS, DIVERGES)
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
@@ -93,10 +95,14 @@ def _judged(
     """The verdict on one output: flagged at level 1e-4, and ok if the 99 % interval
     lies within the tolerance.
     """
-    strict, shown = fit(draws, at), fit(draws, at, SHOWN_LEVEL)
-    if strict is None or shown is None:
-        return Change(path, expected, None, "does not move")
-    lowest, highest = expected - TOLERANCE, expected + TOLERANCE
+    if not all(np.isfinite(of_size).all() for of_size in draws):
+        return Change(path, expected, None, DIVERGES)
+    strict = fit(draws, at)
+    shown = fit(draws, at, SHOWN_LEVEL)
+    if strict is None or shown is None:  # a change is 0
+        return Change(path, expected, None, STILL)
+    lowest = expected - TOLERANCE
+    highest = expected + TOLERANCE
     if strict.exponent.low > highest:
         verdict = GROWS
     elif strict.exponent.high < lowest:

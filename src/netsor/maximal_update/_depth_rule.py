@@ -36,7 +36,7 @@ from ._rules import (
     patterns_of,
 )
 from ._solve import halves, is_decided
-from ._subject import Subject
+from ._subject import Family, Subject
 
 MOST_ROUNDS = 8  # of measuring and changing
 DEEP, SHALLOW = -1.0, -0.5  # exponents of branches
@@ -272,9 +272,7 @@ def derive_depth(
         )
         last = networks.measure(rule)
         first = first or last
-        changed = _changed(
-            rule, last, power, has_eps=subject.family.has_eps, matrices=matrices
-        )
+        changed = _changed(rule, last, power, family=subject.family, matrices=matrices)
         if changed == rule:
             return rule, _evidence(first, last, terms, networks.depths, power)
         rule = changed
@@ -291,7 +289,7 @@ def _changed(
     measured: Measured,
     power: float,
     *,
-    has_eps: bool,
+    family: Family,
     matrices: Collection[str],
 ) -> ScalingRule:
     """The rule with the factors of branches changed; if none is, with other rates.
@@ -308,8 +306,12 @@ def _changed(
             change = _excess(measured.changes.get(name))
         lr = Power(before.lr.width, before.lr.depth - change + 0.0)
         after = replace(before, lr=lr, weight_decay=_decay(before, lr))
-        if has_eps and name not in matrices:
+        if family.has_eps and name not in matrices:
             after = _with_eps(after, measured.gradients.get(name))
+        if family.decays_gradient:
+            # relative to the gradient, which eps follows; parameters stay of their size
+            decay = Power(after.weight_decay.width, after.eps.depth)
+            after = replace(after, weight_decay=decay)
         parameters[name] = after
     return ScalingRule(parameters, rule.scales)
 

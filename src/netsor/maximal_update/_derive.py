@@ -11,6 +11,7 @@ from .._validate import ArgumentError, Shape, real, whole
 from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
 from ._measurement import Graphs, Measurement, Size, measure, repeated_groups
+from ._own_optimiser import OwnOptimiser
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
 from ._rules import OutputScale, ParameterRule, ScalingRule, layer_pattern_of
@@ -30,18 +31,18 @@ def derive(
     widths: Sequence[int],
     draws: int,
     *,
-    own_rates: Mapping[str, float],
+    own: OwnOptimiser,
     progress: Callable[[str], None] | None,
     depths: Depths | None = None,
     branch_power: float | None = None,
 ) -> DerivedRule:
     """The rule of a subject.
 
-    `own_rates` are exponents of the learning rates of the user's optimiser, and
-    `depths` measures networks of several depths, if these matter.
+    `own` is the optimiser of the user, which the rule changes, and `depths` measures
+    networks of several depths, if these matter.
     """
     say = progress or (lambda line: None)
-    derived = _derived(subject, graphs, widths, draws, say)
+    derived = _derived(subject, graphs, widths, draws, own, say)
     rule, depth = derived.rule, None
     if depths is not None:
         of_patterns, depth = derive_depth(subject, depths, rule, branch_power, say)
@@ -64,7 +65,7 @@ def derive(
         ),
         matrices=tuple(derived.last.measurement.matrices),
         repeated=_repeated_patterns(derived.last.measurement.shapes),
-        own_rates=own_rates,
+        own=own,
     )
 
 
@@ -152,6 +153,7 @@ def _derived(
     graphs: Graphs,
     widths: Sequence[int],
     draws: int,
+    own: OwnOptimiser,
     say: Callable[[str], None],
 ) -> Derived:
     """Measure and change until nothing remains to change."""
@@ -166,7 +168,7 @@ def _derived(
         )
         last = Solved(measurement, solver.solve())
         first = first or last
-        changed = _changed(rule, last, subject.family, graphs)
+        changed = _changed(rule, last, subject.family, graphs, own)
         if changed == rule:
             return Derived(rule, first, last)
         rule = changed
@@ -197,13 +199,18 @@ def _describe(measurement: Measurement, index: int) -> str:
 
 
 def _changed(
-    rule: ScalingRule, solved: Solved, family: Family, graphs: Graphs
+    rule: ScalingRule,
+    solved: Solved,
+    family: Family,
+    graphs: Graphs,
+    own: OwnOptimiser,
 ) -> ScalingRule:
     """The rule with one kind of change: of standard deviations, of scales, or of rates.
 
     The numbers that decide the later ones depend on the earlier ones.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     names = measurement.operations.graph.parameters
     before = {name: rule.of(name) for name in names}
     with_stds = {name: _with_std(before[name], name, solution) for name in names}
@@ -213,7 +220,8 @@ def _changed(
         scales = _with_scales(rule, solution, measurement, graphs)
         return ScalingRule(before, scales)
     with_rates = {
-        name: _with_rates(before[name], name, solved, family) for name in names
+        name: _with_rates(before[name], name, solved, family, own.lr.get(name, 0.0))
+        for name in names
     }
     return ScalingRule(with_rates, rule.scales)
 
@@ -227,14 +235,19 @@ def _with_std(rule: ParameterRule, name: str, solution: Solution) -> ParameterRu
 
 
 def _with_rates(
-    rule: ParameterRule, name: str, solved: Solved, family: Family
+    rule: ParameterRule,
+    name: str,
+    solved: Solved,
+    family: Family,
+    own_rate: float,
 ) -> ParameterRule:
     """The rule of a parameter with its learning rate, weight decay and eps changed.
 
-    The eps of Adam follows the size of the gradient. Weight decay times the learning
-    rate stays, but for matrices whose norm is fixed.
+    The eps of Adam follows the size of the gradient. `own_rate` is the exponent of the
+    learning rate of the user, which that of the rule multiplies.
     """
-    solution, measurement = solved.solution, solved.measurement
+    solution = solved.solution
+    measurement = solved.measurement
     is_matrix = name in measurement.matrices
     lr = Power(rule.lr.width + solution.lr.get(name, 0.0) + 0.0)
     eps = rule.eps
@@ -243,9 +256,13 @@ def _with_rates(
     if family.has_eps and not is_matrix and gradient is not None:
         is_unknown = not is_decided(gradient.exponent)
         eps = Power() if is_unknown else Power(nearest_half(gradient.exponent))
-    weight_decay = Power(-lr.width + 0.0)
+    rate = own_rate + lr.width
     if family.is_sphere and is_matrix:
-        weight_decay = Power()
+        weight_decay = Power()  # the norm is fixed
+    elif family.decays_gradient:
+        weight_decay = _decay_of_gradient(name, solved, rate)
+    else:
+        weight_decay = Power(-rate + 0.0)  # times the learning rate, it stays
     return ParameterRule(
         std=rule.std,
         lr=lr,
@@ -254,6 +271,23 @@ def _with_rates(
         is_free=name in solution.free,
         has_unknown_eps=is_unknown,
     )
+
+
+def _decay_of_gradient(name: str, solved: Solved, rate: float) -> Power:
+    """The power of a weight decay that is added to Adam's gradient: the size of the
+    gradient over that of the parameter, so that it is as large a part at every width.
+
+    `rate` is the exponent of the learning rate. A parameter is as large as its initial
+    numbers or its updates; one that may start at 0 as these.
+    """
+    measurement = solved.measurement
+    gradient, std = measurement.gradients.get(name), measurement.stds.get(name)
+    if gradient is None or not is_decided(gradient.exponent):
+        return Power()
+    size = 0.0 if std is None else nearest_half(std.exponent)
+    if name in solved.solution.free:
+        size = rate
+    return Power(nearest_half(gradient.exponent) - max(size, rate) + 0.0)
 
 
 def _with_scales(

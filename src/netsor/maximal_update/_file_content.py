@@ -44,7 +44,7 @@ def reference_of(
                 proportional.append(Reference(name, axis, ratios.pop()))
     if not proportional:
         raise UnsupportedError(
-            "no parameter has an axis in proportion to the width: build(width) must"
+            "no parameter has an axis that grows like the width: build(width) must"
             " make a module that grows with its argument"
         )
     return min(proportional, key=lambda x: x.ratio != 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -11,7 +12,15 @@ import numpy as np
 from .._validate import Shape
 from ..laws._power_law import Fit, fit
 from ..reader._graph import UnsupportedError
-from ._responses import Arrays, Node, Operations, Responses, last_axes, with_narrow
+from ._responses import (
+    Arrays,
+    Edge,
+    Node,
+    Operations,
+    Responses,
+    last_axes,
+    with_narrow,
+)
 from ._rules import NUMBER, Place, ScalingRule
 from ._solve import Exponents
 
@@ -21,9 +30,15 @@ Matrices = dict[str, Sequence[int] | None]
 SMALL_LR = 1e-5
 # Steps of a measurement: after one, weights behind a matrix that starts at 0 have moved
 STEPS = 2
+# Gradients below this share of the largest are 0 but for rounding, as those of biases
+# of keys, which a softmax does not see. Adam would make steps of the rounding errors.
+ROUNDING = 1e-13
 LEVEL = 0.01  # of intervals
 # of those of gradients, which decide the power of eps: a wrong one changes little
 LEVEL_OF_EPS = 0.05
+# The least part of the square of a change that counts as aligned: random signs change
+# their square by some percent
+LEAST_ALIGNED = 0.02
 VARIES = (
     "the module computes other operations at other widths or for other numbers: give a"
     " batch in which all its parts act"
@@ -38,6 +53,9 @@ class Graphs(Protocol):
 
     def matrices_of(self, size: Size) -> Matrices:
         """The parameters that have an optimiser for matrices."""
+
+    def orthogonal_of(self, size: Size) -> Collection[str]:
+        """The parameters whose updates are orthogonal matrices."""
 
     def network(self, rule: ScalingRule, size: Size) -> Network:
         """The network of one width and depth."""
@@ -95,6 +113,7 @@ def measure(
     scales = _varied_sizes(sizes)
     shapes = [network.shapes for network in networks]
     groups = repeated_groups(shapes)
+    orthogonal = _edges_of(networks[0].operations, graphs.orthogonal_of(sizes[0]))
     gradients = [
         [_pooled(draw.gradients, groups) for draw in of_size]
         for of_size in draws_by_size
@@ -103,7 +122,7 @@ def measure(
     stds_of_first_draw = stds[0][0]
     return Measurement(
         operations=networks[0].operations,
-        exponents=_exponents(draws_by_size, scales),
+        exponents=_exponents(draws_by_size, scales, orthogonal),
         gradients=fits_of(gradients, scales, LEVEL_OF_EPS),
         stds=fits_of(stds, scales),
         values=networks[0].values,
@@ -128,7 +147,8 @@ def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
     parts: dict[str, dict[str, set[Any]]] = {}
     for name, of_sizes in shapes_of.items():
         for number in NUMBER.finditer(name):
-            container, suffix = name[: number.start()], name[number.end() :]
+            container = name[: number.start()]
+            suffix = name[number.end() :]
             of_container = parts.setdefault(container, {})
             of_container.setdefault(number.group(), set()).add((suffix, of_sizes))
 
@@ -214,10 +234,25 @@ def _unlike_text(first: Size, other: Size) -> str:
     )
 
 
+def _edges_of(operations: Operations, names: Collection[str]) -> set[Edge]:
+    """The uses of some parameters as weights."""
+    return {
+        Edge(operation.index, index)
+        for operation in operations.operations
+        for index, of_weight in operation.weights.items()
+        if not of_weight.isdisjoint(names)
+    }
+
+
 def _exponents(
-    draws_by_size: Sequence[Sequence[Drawn]], scales: Sequence[float]
+    draws_by_size: Sequence[Sequence[Drawn]],
+    scales: Sequence[float],
+    orthogonal: Collection[Edge],
 ) -> Exponents:
-    """The exponents of all responses, by size and draw, in the widths or depths."""
+    """The exponents of all responses, by size and draw, in the widths or depths.
+
+    `orthogonal` are weights whose updates are orthogonal matrices.
+    """
 
     def fits(field: str) -> Any:
         """The fits of one field of the responses."""
@@ -227,12 +262,57 @@ def _exponents(
         ]
         return fits_of(numbers, scales)
 
+    responses = [[draw.responses for draw in of_size] for of_size in draws_by_size]
     return Exponents(
         responses=fits("responses"),
         written=fits("written"),
-        updates=fits("updates"),
+        updates=fits_of(aligned_updates(responses, orthogonal), scales),
         products=draws_by_size[0][0].responses.products,
     )
+
+
+def aligned_updates(
+    responses: Sequence[Sequence[Responses]], orthogonal: Collection[Edge]
+) -> list[list[dict[Edge, float]]]:
+    """What updates change, by size and by draw: of sums over many entries, the part
+    that is there because the update is aligned with its inputs.
+
+    With T tokens an entry of an update is a sum of T terms, of which each token has one
+    of its own. In a sum over n entries these add up to n/√T. The other terms add up
+    like random numbers, to √n. So exponents are those of large widths as soon as n is
+    large against T only, while those of the first part are always. Updates with random
+    signs have the second part alone. `orthogonal` are uses of weights whose updates are
+    orthogonal matrices: the entries of these are no such sums.
+    """
+    draws = [of_draw for of_size in responses for of_draw in of_size]
+    edges = {
+        edge
+        for edge in draws[0].updates
+        if edge not in orthogonal and all(_is_aligned(x, edge) for x in draws)
+    }
+    return [
+        [
+            {
+                edge: _aligned(of_draw, edge) if edge in edges else change
+                for edge, change in of_draw.updates.items()
+            }
+            for of_draw in of_size
+        ]
+        for of_size in responses
+    ]
+
+
+def _is_aligned(responses: Responses, edge: Edge) -> bool:
+    """Whether a change has a part that random signs do not have."""
+    change = responses.updates.get(edge, 0.0)
+    return bool(_aligned(responses, edge) ** 2 > LEAST_ALIGNED * change**2)
+
+
+def _aligned(responses: Responses, edge: Edge) -> float:
+    """The part of a change that an update with random signs does not have."""
+    squares = responses.updates.get(edge, 0.0) ** 2
+    squares -= responses.scattered.get(edge, 0.0) ** 2
+    return math.sqrt(max(squares, 0.0))
 
 
 def fits_of(

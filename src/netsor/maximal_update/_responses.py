@@ -7,7 +7,9 @@ An operation y = f(x, W) is measured in the network itself, on its own inputs:
   Δx ∝ (∂y/∂x)ᵀ u with u random. It is the largest response up to a constant, because
   (∂y/∂x)ᵀ u lies in the directions to which y responds. Functions of single coordinates
   have no such directions, and get a random Δx;
-- its response to the update of W alone, y(x, W') − y(x, W), with x before the step.
+- its response to the update of W alone, y(x, W') − y(x, W), with x before the step; and
+  to an update with the same entries but random signs. What a sum over n entries has
+  more than that, it has because the update is aligned with x.
 
 All are root mean squares over entries that are not 0. Sizes are those of one draw; how
 they depend on the width is a matter for `_exponents`.
@@ -141,6 +143,9 @@ class Arrays(Protocol):
     def ratio(self, first: Number, second: Number) -> Number:
         """A quotient; 0 if the second number is 0."""
 
+    def with_random_signs(self, x: Any) -> Any:
+        """The entries with random signs."""
+
     def aligned_change(
         self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
     ) -> Any:
@@ -227,6 +232,8 @@ class Responses:
     responses: dict[Edge, Number] = field(default_factory=dict)
     written: dict[Edge, Number] = field(default_factory=dict)
     updates: dict[Edge, Number] = field(default_factory=dict)
+    # of updates with random signs
+    scattered: dict[Edge, Number] = field(default_factory=dict)
     # by (moving, weight) edges: whether the moving input acts through the weight alone
     through: dict[tuple[Edge, Edge], Any] = field(default_factory=dict)
 
@@ -240,12 +247,14 @@ def operations_of(graph: ForwardGraph, words: Sequence[int]) -> Operations:
     """The operations of a graph; `words` are those whose logits count."""
     nodes = graph.nodes
     index_of = {node: index for index, node in enumerate(nodes)}
-    parameters_of, of_inputs = graph.weights(), graph.of_inputs()
+    parameters_of = graph.weights()
+    of_inputs = graph.of_inputs()
     by_index: dict[int, Operation] = {}
     for index, node in enumerate(nodes):
         if not graph.is_call(node) or node not in of_inputs or not parameters_of[node]:
             continue
-        moving, weights = [], {}
+        moving = []
+        weights = {}
         for x in dict.fromkeys(graph.inputs_of(node)):
             if not parameters_of[x]:
                 continue
@@ -322,7 +331,8 @@ def _updated_weights(
 ) -> dict[Node, Any]:
     """The values after the update of all nodes that depend on parameters only."""
     graph = operations.graph
-    names, of_inputs = graph.weights(), graph.of_inputs()
+    names = graph.weights()
+    of_inputs = graph.of_inputs()
     after = dict(values)
     after.update(graph.numbers(updated))
     for node in graph.every_node:
@@ -373,8 +383,12 @@ class _Use(NamedTuple):
             zeros = self.arrays.zeros_like(self.values[weight])
             without_weight = self._with({weight: zeros})
             with_update = self._with({weight: after[weight]})
+            update = after[weight] - self.values[weight]
+            scattered = self.values[weight] + self.arrays.with_random_signs(update)
+            with_scattered = self._with({weight: scattered})
             result.written[edge] = rms(before - without_weight)
             result.updates[edge] = rms(with_update - before)
+            result.scattered[edge] = rms(with_scattered - before)
 
     def _weights(self) -> Iterator[tuple[int, Node]]:
         """The weights of real numbers, with their numbers."""

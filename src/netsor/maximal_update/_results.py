@@ -14,6 +14,7 @@ from ._coordinate_check import OK, TOLERANCE, Change, Trained, coordinate_check
 from ._depth_rule import WIDEST, DepthRule
 from ._file_content import FileContent, Reference
 from ._measurement import SMALL_LR, Measurement
+from ._own_optimiser import OwnOptimiser
 from ._power import Power
 from ._responses import Edge
 from ._rules import (
@@ -48,11 +49,12 @@ OF_SGD = {
 OF_MUON = {(-0.5, 0.0): "spectral condition, hidden"}
 EXPLANATION = (
     "Powers are factors of the initial numbers, the learning rate and eps; weight decay"
-    " has the inverse power of the learning rate. Exponents of updates have 99 %"
-    " intervals: 0 means that a step changes what a parameter writes as much at every"
-    " width."
+    " has the {decay}. Exponents of updates have 99 % intervals: 0 means that a step"
+    " changes what a parameter writes as much at every width."
 )
-
+STD = "standard deviation"
+DECAY = "inverse power of the learning rate"
+DECAY_OF_GRADIENT = "power of the gradient over that of the parameter"
 
 UNKNOWN = "?"
 EXPLANATION_OF_UNKNOWN = (
@@ -91,7 +93,8 @@ class Solved(NamedTuple):
 
 def evidence_of(first: Solved, last: Solved) -> dict[str, Evidence]:
     """The evidence of all parameters: of several uses, those that change most."""
-    before, after = first.measurement, last.measurement
+    before = first.measurement
+    after = last.measurement
     evidence = {}
     for name in before.operations.graph.parameters:
         std = before.stds.get(name)
@@ -138,9 +141,11 @@ class Departure(NamedTuple):
     Attributes
     ----------
     path : str
-        The name of a parameter, or the path of the module whose output needs a factor.
+        The name of a parameter, or of rows of it, or the path of the module whose
+        output needs a factor.
     what : str
-        "standard deviation", "learning rate", "scores", "logits" or "branch".
+        "standard deviation", "learning rate", "eps", "weight decay", "scores", "logits"
+        or "branch".
     power : float
         The power of the width, or of the depth, to multiply it by.
     axis : str
@@ -153,7 +158,8 @@ class Departure(NamedTuple):
     axis: str = "width"
 
     def __str__(self) -> str:
-        what = f"the {self.what} of" if self.what[-1] != "s" else f"the {self.what} by"
+        preposition = "by" if self.what in ("scores", "logits") else "of"
+        what = f"the {self.what} {preposition}"
         power = Power(**{self.axis: self.power})
         return f"{what} {self.path}: multiply by {_n(power)}"
 
@@ -201,8 +207,8 @@ class DerivedRule:
     matrices: tuple[str, ...] = ()  # those with an optimiser of their own
     # patterns of parameters that repeat from layer to layer
     repeated: frozenset[str] = frozenset()
-    # exponents of the learning rates of the user's optimiser, which `rule` changes
-    own_rates: Mapping[str, float] = field(default_factory=dict)
+    # the optimiser of the user, which `rule` changes
+    own: OwnOptimiser = field(default_factory=OwnOptimiser)
 
     @property
     def parameters(self) -> dict[str, ParameterRule]:
@@ -213,24 +219,26 @@ class DerivedRule:
     def _full(self, name: str) -> ParameterRule:
         """The exponents of a parameter, for one learning rate of all parameters."""
         rule = self.rule.of(name)
-        if name not in self.own_rates:
+        if name not in self.own.lr:
             return rule
-        lr = Power(self.own_rates[name] + rule.lr.width + 0.0, rule.lr.depth)
-        decay = Power(-lr.width + 0.0, -lr.depth + 0.0)
-        return replace(rule, lr=lr, weight_decay=decay)
+        lr = Power(self.own.lr[name] + rule.lr.width + 0.0, rule.lr.depth)
+        return replace(rule, lr=lr)
 
     @property
     def departures(self) -> tuple[Departure, ...]:
-        """What is not maximal in the module and in the user's own optimiser, if that is
-        what the rule was derived for: what must change, and by which power.
+        """What is not maximal in the module and in your own optimiser, if the rule was
+        derived for one: what must change, and by which power.
         """
         if not self.subject.make:
             return ()
-        departures: list[Departure] = []
+        departures = [
+            Departure(str(rows), STD, rows.exponent)
+            for rows in self.subject.unlike_rows
+        ]
         for name, rule in self.rule.parameters.items():
-            departures += _departures(name, "standard deviation", rule.std)
-            if self.own_rates.get(name) is not None:
-                departures += _departures(name, "learning rate", rule.lr)
+            departures += _departures(name, STD, rule.std)
+            for what, power in self.own.powers_to_change(name, rule):
+                departures += _departures(name, what, power)
         for scale in self.scales:
             departures += _departures(scale.path, scale.what, scale.power)
         return tuple(departures)
@@ -250,8 +258,8 @@ class DerivedRule:
         Parameters
         ----------
         changes, changes_in_depth : sequence of Change
-            What `check` returned for widths and for depths; the docstring of the file
-            then says so.
+            The results of `check` for widths and for depths, which the docstring of the
+            file then reports.
 
         Returns
         -------
@@ -298,7 +306,11 @@ class DerivedRule:
         coarse = self._coarse
         if len(coarse) == len(self.evidence):
             return [f"{measured}: undecided, all exponents have errors above {WIDEST}."]
-        sentences = []
+        sentences = [
+            f"MISSING in this file: the initial numbers of {rows} must be multiplied by"
+            f" {_n(Power(rows.exponent))}."
+            for rows in self.subject.unlike_rows
+        ]
         if coarse:
             names = ", ".join(dict.fromkeys(map(layer_pattern_of, coarse)))
             sentences.append(
@@ -353,7 +365,7 @@ class DerivedRule:
         -------
         changes : list of Change
             `path`, the `exponent` of the width (or the depth), and the `verdict` of
-            each output.
+            each output; without an exponent it "does not move" or "is not finite".
         """
         training = self._trained
         options: dict[str, Any] = {"lr": lr, "steps": steps, "draws": draws}
@@ -381,9 +393,9 @@ class DerivedRule:
         """The depths of a check: twice those of the derivation, and four times the
         largest; none without exponents of the depth.
 
-        Changes at depth L differ from their limit by a part of order 1/L. Of two layers
-        one is half of the network, and exponents from two layers on differ by more than
-        the tolerance; twice the depth halves this.
+        Changes at depth L differ from their limit by a part of order 1/L. With two
+        layers each is half of the network, and exponents from two layers on differ by
+        more than the tolerance; doubling the depth halves this.
         """
         if self.depth is None:
             return ()
@@ -394,7 +406,8 @@ class DerivedRule:
         """About how long `check` takes for all its widths and depths, from one training
         at each.
         """
-        subject, training = self.subject, self._trained
+        subject = self.subject
+        training = self._trained
         sizes = [subject.size(n, subject.base_depth) for n in self.widths_of_check]
         sizes += [(subject.base_width, depth) for depth in self.depths_of_check]
         training.changes(sizes[0], SMALL_LR, 0, 1)  # the first one loads libraries
@@ -438,7 +451,7 @@ class DerivedRule:
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The rule as a dictionary, for JSON."""
         return {
             "module": self.module_name,
             "optimiser": self.subject.family.name,
@@ -472,7 +485,8 @@ class DerivedRule:
 
     def name_of(self, name: str) -> str:
         """The rule of the literature whose exponents a parameter has, or ""."""
-        rule, std = self._full(name), self.evidence[name].std
+        rule = self._full(name)
+        std = self.evidence[name].std
         std_exponent = 0.0
         if std is not None:
             std_exponent = round(2 * std.value) / 2 + rule.std.width
@@ -484,7 +498,9 @@ class DerivedRule:
 
     @property
     def verdict(self) -> str:
-        """What the rule changes, and what it agrees with, in a sentence or two."""
+        """The changes of the rule, and the known rules that it agrees with, in a
+        sentence or two.
+        """
         changed = [
             name
             for name, rule in self.rule.parameters.items()
@@ -575,7 +591,8 @@ class DerivedRule:
         letters = f"n is the width over {self.subject.base_width}"
         if self.subject.base_depth is not None:
             letters += f", L the depth over {self.subject.base_depth}"
-        explanation = EXPLANATION
+        decay = DECAY_OF_GRADIENT if self.subject.family.decays_gradient else DECAY
+        explanation = EXPLANATION.format(decay=decay)
         if self.with_unknown_eps:
             explanation += EXPLANATION_OF_UNKNOWN
         lines += ["", f"{letters}. {explanation}"]
@@ -689,13 +706,14 @@ def _part(scale: OutputScale) -> str:
 
 
 def _interval(exponent: Exponent | None) -> str:
-    """A measured exponent with its interval."""
+    """A measured exponent with its interval; "–" without one."""
     if exponent is None:
-        return "does not move"
+        return "–"
 
     def rounded(x: float) -> float:
         """Two decimals; −0 becomes 0."""
         return round(x, 2) + 0.0
 
-    low, high = rounded(exponent.low), rounded(exponent.high)
+    low = rounded(exponent.low)
+    high = rounded(exponent.high)
     return f"{rounded(exponent.value):+.2f} ({low:+.2f},{high:+.2f})"

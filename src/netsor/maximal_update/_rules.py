@@ -23,11 +23,11 @@ class ParameterRule:
     Attributes
     ----------
     std, lr, eps, weight_decay : Power
-        Factors of the initial numbers, the learning rate, Adam's eps and the decay.
-        That of `std` is relative to the initialisation of the module as it is.
+        Factors of the initial values, the learning rate, Adam's eps and the decay. That
+        of `std` is relative to the initialisation of the module as it is.
     is_free : bool
-        Whether the parameter may start smaller, or at 0: what it writes is of order 1
-        only after a step.
+        Whether the parameter may start smaller, or at 0: its output is of order 1 only
+        after a step.
     has_unknown_eps : bool
         Whether gradients do not determine the power of eps, which is then constant.
 

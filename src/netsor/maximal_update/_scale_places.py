@@ -23,7 +23,8 @@ def place_of_scale(
         return Place(path_after, None)
     if operation.source is not None:
         operation = by_index[operation.source]
-    graph, nodes = operations.graph, operations.nodes
+    graph = operations.graph
+    nodes = operations.nodes
     for input_index in operation.inputs:
         output = _module_before(by_index, input_index)
         if output is not None:
@@ -90,7 +91,8 @@ def part_of_mask(has_gradient: Sequence[bool]) -> Part | None:
     entries = [k for k, is_read in enumerate(has_gradient) if is_read]
     if len(entries) == count:
         return None
-    start, stop = entries[0], entries[-1] + 1
+    start = entries[0]
+    stop = entries[-1] + 1
     if stop - start != len(entries):
         raise UnsupportedError(
             "queries are scattered over the output of a fused matrix: write the"

@@ -72,7 +72,8 @@ def simplest(fit: Fit | None, denominator: int = 4) -> float:
     if fit is None:
         return NOTHING
     value, _, low, high = fit.exponent
-    lowest, highest = min(low, value - NEAR), max(high, value + NEAR)
+    lowest = min(low, value - NEAR)
+    highest = max(high, value + NEAR)
     if abs(value) < MOST_NOISE and lowest <= 0 <= highest:
         return 0.0
     return round(value * denominator) / denominator

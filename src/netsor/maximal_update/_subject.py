@@ -14,6 +14,7 @@ from ._coordinate_check import Trained
 from ._file_content import FileContent
 from ._measurement import Matrices
 from ._rules import OutputScale
+from ._unlike_rows import UnlikeRows
 
 
 class Family(Protocol):
@@ -40,6 +41,16 @@ class Family(Protocol):
     @property
     def is_sphere(self) -> bool:
         """Whether matrices keep their norm."""
+
+    @property
+    def decays_gradient(self) -> bool:
+        """Whether weight decay is added to a gradient that is then divided by its
+        size, as in Adam.
+        """
+
+    @property
+    def is_orthogonal(self) -> bool:
+        """Whether updates of matrices are orthogonal, as those of Muon are."""
 
 
 class TrainingRun(NamedTuple):
@@ -68,6 +79,8 @@ class Subject(ABC):
         default_factory=dict
     )
 
+    # rows of fused matrices that start unlike the others, which the rule changes
+    unlike_rows: Sequence[UnlikeRows] = ()
     # what makes the optimiser of the user
     make: Any = None
 

@@ -113,8 +113,9 @@ def _content(tables: dict[str, Any]) -> FileContent:
         ("base_depth", "layer", "matrices", "scales"),
     )
     if ("base_depth" in tables) != ("layer" in tables):
-        raise ValueError("base_depth and layer belong together")
-    module, optimiser = tables["module"], tables["optimiser"]
+        raise ValueError("base_depth and layer must be given together")
+    module = tables["module"]
+    optimiser = tables["optimiser"]
     if not isinstance(module, str) or not module.isidentifier():
         raise ValueError(f"module={shown(module)} must be the name of a function")
     if not isinstance(optimiser, str) or not optimiser.isidentifier():
@@ -180,7 +181,7 @@ def _name(value: Any, name: str) -> str:
 def _size(value: Any, name: str) -> int:
     """A width, a depth, or the number of an axis."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{name}={shown(value)} must be a whole number from 0")
+        raise ValueError(f"{name}={shown(value)} must be a whole number, 0 or more")
     return value
 
 

@@ -38,7 +38,7 @@ def recipe(model: D, name: str) -> D:
     model : Transformer
         A model.
     name : str
-        One of `ns.models.RECIPES`, which has the description and source of each.
+        One of `ns.models.RECIPES`, which gives the description and source of each.
 
     Returns
     -------
@@ -81,7 +81,7 @@ class Fans(NamedTuple):
     fan_out: int
 
 
-def _fans(model: Description) -> dict[str, Fans]:
+def matrix_fans(model: Description) -> dict[str, Fans]:
     """The shape of each matrix of a block by its name ("q" for `std_q`), with all heads
     and groups in one matrix.
     """
@@ -108,7 +108,7 @@ def _small(model: Description) -> Changes:
 def _xavier(model: Description) -> Changes:
     """Matrices of std √(2/(fan-in + fan-out)), and embeddings of std 1/√n."""
     changes = _alike(model.width**-0.5)
-    for name, fans in _fans(model).items():
+    for name, fans in matrix_fans(model).items():
         changes[f"std_{name}"] = math.sqrt(2 / (fans.fan_in + fans.fan_out))
     return changes
 
@@ -152,7 +152,7 @@ def _deepnorm(model: Description) -> Changes:
 def _ntk(model: Description) -> Changes:
     """Matrices of std 1/√fan-in, and embeddings of std 1."""
     changes: Changes = {}
-    for name, fans in _fans(model).items():
+    for name, fans in matrix_fans(model).items():
         changes[f"std_{name}"] = fans.fan_in**-0.5
     changes["std_router"] = model.width**-0.5
     changes["std_embedding"] = 1.0

@@ -181,7 +181,7 @@ def attention(
 ) -> Vector:
     """Multi-head attention over the tokens along the last axis of x.
 
-    It returns the output of `attend`, which also has the scores and the weights.
+    It returns the output of `attend`, which also gives the scores and the weights.
 
     y^i = H^(−1/2) Σ_a Σ_j softmax_j(p^a_i·) W^{O,a} W^{V,a} x^j, with p^a_ij = d^(−1/2)
     ⟨W^{Q,a} x^i, W^{K,a} x^j⟩.

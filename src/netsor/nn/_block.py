@@ -258,8 +258,8 @@ def shared(layer: Callable[[Vector], T]) -> Callable[[Vector], T]:
     Returns
     -------
     layer : callable
-        It takes vectors of the same width and shape at every call, and returns what the
-        function that you gave returns.
+        It takes vectors of the same width and shape at every call, and returns the
+        values of your function.
 
     Examples
     --------

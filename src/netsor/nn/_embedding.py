@@ -121,7 +121,7 @@ class Embedding:
         self._frozen = False
 
     def as_constants(self) -> Embedding:
-        """The same table, given in derivatives (see `ns.stop_gradient`)."""
+        """The same table, as a constant of derivatives (see `ns.stop_gradient`)."""
         table = copy(self)
         table.vectors = stop_gradient(self.vectors)
         table._frozen = True
@@ -149,9 +149,9 @@ class Embedding:
     ) -> Scalar:
         """Tied logits, ⟨e_t, y⟩ for every id t of the vocabulary.
 
-        For ids that occur they are products with their vectors. For all others they are
-        jointly N(0, std² |y|²) over the vectors y and independent between ids. The
-        other parameters are those of `nn.logits`.
+        For ids that occur in the input they are products with their vectors. For all
+        others they are jointly N(0, std² |y|²) over the vectors y and independent
+        between ids. The other parameters are those of `nn.logits`.
 
         Parameters
         ----------

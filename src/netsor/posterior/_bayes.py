@@ -84,9 +84,9 @@ class Posterior:
 
     Given the random numbers of the network, its outputs are Gaussian and are
     conditioned exactly; the chains only move these numbers. So `law` is a mixture of
-    Gaussians, one for each state that was kept, and is right as far as the chains have
-    reached their equilibrium: `r_hat` near 1, and an `effective` size of hundreds.
-    `Program.posterior` makes it.
+    Gaussians, one for each state that was kept. It is accurate once the chains have
+    reached equilibrium: look for an `r_hat` near 1 and an `effective` size of hundreds.
+    `Program.posterior` returns it.
 
     Parameters
     ----------
@@ -99,7 +99,7 @@ class Posterior:
     effective : float
         The smallest effective sample size of the same quantities.
     acceptance : float
-        The share of tried points that were accepted.
+        The share of proposals that were accepted.
     chains, observed : int
         The numbers of chains and of observed values.
 

@@ -511,7 +511,7 @@ def _centres_and_spreads(law: Any) -> Array:
 class ExtrapolatedLaw:
     """A limit law extrapolated from exact laws at finite widths.
 
-    `net.law(n=inf, method="extrapolate")` makes it. Every number is an `Estimate`,
+    `net.law(n=inf, method="extrapolate")` returns it. Every number is an `Estimate`,
     whose error includes noise and the bias of the extrapolation.
 
     Parameters
@@ -547,8 +547,8 @@ class ExtrapolatedLaw:
         """Value, error and growth exponent of each entry of a statistic of a law.
 
         A statistic may have a scale that the law has not reached at these widths: P(Y >
-        t) has the scale t. So it is also evaluated for the law moved to where its
-        centre and spread tend, and the error includes what that changes.
+        t) has the scale t. So it is also evaluated for the law shifted and scaled to
+        its extrapolated centre and spread, and the error includes the change.
         """
         entries = self._extrapolated(statistic)
         limits = np.array([entry.value for entry in entries])

@@ -206,9 +206,9 @@ class Program:
         document
             True for a whole document that compiles, False for its body.
         style
-            `"full"` has a line for the limit of every value. `"paper"` has only the
-            lines that the law of the outputs needs, with linear steps carried out, and
-            that law in a box.
+            `"full"` writes a line for the limit of every value. `"paper"` writes only
+            the lines that the law of the outputs needs, with linear steps carried out,
+            and that law in a box.
         """
         in_paper = one_of(style, "style", "", ("full", "paper")) == "paper"
         probes = () if in_paper else self.probes
@@ -247,8 +247,8 @@ class Program:
     ) -> Floats | tuple[Floats, ...]:
         """Draw every weight matrix and compute the outputs from them.
 
-        It is slow, and the ground truth for `law` and `draw`. Other parameters are
-        those of `law`.
+        It is slow, but it is the ground truth for `law` and `draw`. Other parameters
+        are those of `law`.
 
         Parameters
         ----------
@@ -369,8 +369,8 @@ class Program:
         law : Mixture, HeadSum or Joint
             A law of one variable for a program with one scalar or vector as its output,
             else the joint law of the entries of all outputs, flattened.
-            `law.with_error` has every number with its standard error: of sampling and
-            of Gaussian expectations.
+            `law.with_error` returns every number with its standard error, of sampling
+            and of Gaussian expectations.
         """
         chosen_backend, executor = choose_several(
             backend, device, precision, executor=executor
@@ -500,7 +500,7 @@ class Program:
         """The cost of `posterior` with the same arguments: `seconds`, `bytes` and
         `likelihoods`.
 
-        The likelihood is timed at a few draws of the prior; the estimate is right
+        The likelihood is timed at a few draws of the prior; the estimate is accurate to
         within a factor of two. Other parameters are those of `posterior`.
 
         Parameters
@@ -553,7 +553,7 @@ class Program:
         """The log density of data under the program's law, by tempering.
 
         Particles go from the prior to the posterior in small steps. For few data
-        `law(…).condition(…).log_evidence` is the same number; for many data only few
+        `law(…).condition(…).log_evidence` is the same number; for many data only a few
         replicas have weight there, and you need this method. Other parameters are those
         of `posterior`.
 

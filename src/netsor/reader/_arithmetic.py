@@ -19,8 +19,11 @@ from .._array_api import Floats, array_namespace
 from .._validate import Shape
 from ..functions.activations import Function
 from ..functions.recurrence import UNIT_LOWER_INVERSE
+from ..language.values._scalar import constant
 from ..models._training import exponential
+from ..programs._program import Program
 from ._axes import (
+    NEVER,
     Linear,
     Refusal,
     Root,
@@ -37,9 +40,9 @@ from ._random_parameters import MOST_ENTRIES, Draws, Random, has_few_coordinates
 # numbers up to this one that meet scores are masks: for scores of usual size, e^(−10⁴)
 # is 0
 MASKED = -1e4
-# masks up to this one take scores out of a softmax whatever their size; −∞ and the
-# least number of single precision do
-NEVER = -1e30
+# a low number hides scores up to this one if it is so many times larger than the
+# relative rounding of their type
+HIDDEN = 16.0
 MAX_POWER = 8  # of coordinates
 Tensor = Any  # Vectors, Scalars, Linear, Random, an array or a number
 VALUES = (Vectors, Scalars, Linear, Random, Interleaved)
@@ -54,6 +57,8 @@ class Call(NamedTuple):
     # the operation of the framework, as a function of an array that stands for its
     # first argument; None if others are random too
     of_array: Callable[[Floats], Floats] | None = None
+    # whether 0 takes the place of NaN in the result
+    nan_is_zero: bool = False
 
     @property
     def shape(self) -> Shape:
@@ -111,7 +116,8 @@ class Call(NamedTuple):
 
     def _settled_pair(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Two operands whose coordinates, indices and numbers can be combined."""
-        x, y = self.beside(first, second), self.beside(second, first)
+        x = self.beside(first, second)
+        y = self.beside(second, first)
         if isinstance(x, Vectors) and isinstance(y, Vectors):
             return self._along_one_axis(x, y)
         if not is_random(y):
@@ -178,7 +184,8 @@ class Call(NamedTuple):
         Coordinates along which the other operand has indices become scalars; of two
         vectors that make a product of all coordinates with all, the shorter ones.
         """
-        size_a, size_b = a.shape[a.axis], b.shape[b.axis]
+        size_a = a.shape[a.axis]
+        size_b = b.shape[b.axis]
         if a.from_end == b.from_end:
             if size_a == size_b:
                 return a, b
@@ -305,22 +312,17 @@ def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor
 def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     """The sum has the masks of both."""
     if isinstance(b, Scalars):
-        total = Scalars(a.unmasked + b.unmasked)
-        total = total.masked(a.allowed).masked(b.allowed)
-        return total.seen(a.visible).seen(b.visible)
+        return Scalars(a.unmasked + b.unmasked).lowered(a.low).lowered(b.low)
     if not b.any() and a.shape == np.broadcast_shapes(a.shape, b.shape):
         return a
     is_one_number = b.size == 1 and b.ndim <= len(a.shape)
     is_mean_square = a.root is not None and a.root.power == 1 and a.factor == 1
     if a.root is not None and is_mean_square and is_one_number:
         return _with_eps(a, a.root, float(b.ravel()[0]))
+    total = Scalars(a.unmasked + np.where(b <= NEVER, 0.0, b)).lowered(a.low)
     # low numbers are masks: scores that reports do not show, or that are left out
-    is_low, is_never = b <= MASKED, b <= NEVER
-    allowed = ~is_never if is_never.any() else None
-    visible = ~is_low if is_low.any() else None
-    total = Scalars(a.unmasked + np.where(is_never, 0.0, b))
-    total = total.masked(a.allowed).masked(allowed)
-    return total.seen(a.visible).seen(visible)
+    is_low = b <= MASKED
+    return total.lowered(np.where(is_low, b, 0.0)) if is_low.any() else total
 
 
 def _with_eps(a: Scalars, root: Root, eps: float) -> Scalars:
@@ -401,8 +403,10 @@ def _scaled(a: Scalars, c: float) -> Scalars:
         a.allowed is not None and c <= 0,
         f"masked scores times {c:g}: masks are read for positive factors",
     )
-    visible = a.visible if c > 0 else None
-    return replace(a, factor=a.factor * c, root=None, visible=visible)
+    low = None
+    if a.low is not None and c > 0:
+        low = np.where(a.low <= NEVER, np.minimum(c * a.low, NEVER), c * a.low)
+    return replace(a, factor=a.factor * c, root=None, low=low)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -410,7 +414,7 @@ def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
     if not is_random(other):
         return multiply(call, a, 1.0 / numbers(other))
     if not isinstance(other, Scalars):
-        raise Refusal(f"divides by {kind(other)}: only numbers and scalars can divide")
+        raise Refusal(f"divides by {kind(other)}: divide only by numbers and scalars")
     if is_random(a):
         return multiply(call, a, raised(other, -1.0))
     return Scalars(numbers(a) / other.value)
@@ -468,14 +472,25 @@ def entrywise(f: Callable[[Any], Any]) -> Callable[[Call, Tensor], Tensor]:
         if isinstance(x, Vectors) and x.is_interleaved:
             x = Interleaved.of_view(x)
         if isinstance(x, Interleaved):
-            refuse_if((x.origins == ZERO).any(), "a function of zeros beside images")
+            refuse_if(
+                (x.origins == ZERO).any() and not _keeps_zero(f),
+                "a function that is not 0 at 0, of zeros beside images",
+            )
             return x.mapped(f)
         x = call.settled(x)
         if isinstance(x, Scalars):
-            return Scalars(f(replace(x, expanded=None).value), expanded=x.expanded)
+            # repeated scalars: f of each once, and the result is repeated instead
+            not_repeated = replace(x, expanded=None)
+            return Scalars(f(not_repeated.value), expanded=x.expanded)
         return Vectors.of(f(x.plain), x.from_end)
 
     return operation
+
+
+def _keeps_zero(f: Callable[[Any], Any]) -> bool:
+    """Whether f(0) = 0, for a function of the language."""
+    at_zero = Program(f(constant(np.zeros(())))).simulate(draws=1, seed=0)
+    return bool(np.all(at_zero == 0))
 
 
 def apply_function(f: Function, call: Call, x: Tensor) -> Tensor:
@@ -588,7 +603,8 @@ class Bounds(NamedTuple):
 
 def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     """Scalars, or coordinates, between two numbers; None is no bound."""
-    low, high = _bound(least, -math.inf), _bound(most, math.inf)
+    low = _bound(least, -math.inf)
+    high = _bound(most, math.inf)
     refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
     if isinstance(x, Scalars) and x.root is not None:
         # one function of the mean square, whose slope at 0 is finite
@@ -786,7 +802,8 @@ def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
 
     x has the shape (…, inputs), the result (…, outputs).
     """
-    outputs, inputs = weight.shape[0], x.shape[-1]
+    outputs = weight.shape[0]
+    inputs = x.shape[-1]
     rows = call.draws.vectors(weight).plain
     products = ns.dot(x.plain.reshape(-1), rows)  # Σ x w / √inputs
     return Scalars(products.reshape(*x.shape[:-1], outputs), math.sqrt(inputs))
@@ -809,7 +826,8 @@ def _product_of_flattened(call: Call, x: Interleaved, weight: Random) -> Tensor:
     vectors = x.channels_first()
     if vectors is None:
         raise Refusal("the coordinates of vectors are interleaved with positions")
-    outputs, channels = weight.shape[0], x.width
+    outputs = weight.shape[0]
+    channels = x.width
     by_channel = weight.viewed(Reshape((outputs, channels, vectors.shape[-1])))
     by_position = by_channel.viewed(Permute((0, 2, 1)))
     return call.draws.product(by_position, ns.concat(vectors, axis=-1))
@@ -859,6 +877,8 @@ def is_zero(x: Tensor) -> bool:
 
 def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
     """x @ y, where coordinates of at most one of the two stay: sums over indices."""
+    if _has_coordinates_in_batch(x) or _has_coordinates_in_batch(y):
+        return _sum_of_products(call, x, y)
     x, y = _with_entries(call, x, y)
     if isinstance(x, Vectors):
         # (yᵀ xᵀ)ᵀ: the scalars come first
@@ -873,6 +893,30 @@ def _combination(call: Call, x: Tensor, y: Tensor) -> Tensor:
         not y.last, "scalars multiply the coordinates of vectors, not the vectors"
     )
     return Vectors.of(scalars @ y.plain)
+
+
+def _has_coordinates_in_batch(x: Tensor) -> bool:
+    """Whether a factor of x @ y has its coordinates along an axis of the batch."""
+    return isinstance(x, Vectors) and x.from_end < -2
+
+
+def _sum_of_products(call: Call, x: Tensor, y: Tensor) -> Tensor:
+    """x @ y as the products of all entries, (…, row, summed, column), and their sum."""
+    x, y = _or_numbers(x), _or_numbers(y)
+    rows = _with_shape(x, (*x.shape, 1))
+    *batch, summed, columns = y.shape
+    columns = _with_shape(y, (*batch, 1, summed, columns))
+    return total(call, x=multiply(call, rows, columns), axes=-2)
+
+
+def _or_numbers(x: Tensor) -> Tensor:
+    """A tensor; given numbers as an array."""
+    return x if is_random(x) else numbers(x)
+
+
+def _with_shape(x: Tensor, shape: Shape) -> Tensor:
+    """The same entries in another shape."""
+    return x.viewed(Reshape(shape)) if is_random(x) else x.reshape(shape)
 
 
 def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -952,12 +996,25 @@ def softmax(call: Call, x: Tensor, axis: int) -> Scalars:
         f"of {kind(x)}: only scores, products of queries and keys, are read",
     )
     refuse_if(axis % len(x.shape) != len(x.shape) - 1, "only over the last axis")
-    empty = x.shown is not None and not x.shown.any(axis=-1).all()
-    refuse_if(empty, "a mask leaves a row of scores without any entry")
-    mask = x.allowed
-    if mask is not None and mask.all():
-        mask = None
-    return Scalars(ns.softmax(x.unmasked, mask))
+    if x.low is None:
+        return Scalars(ns.softmax(x.unmasked))
+    largest = x.low.max(axis=-1, keepdims=True)
+    refuse_if(
+        np.isneginf(largest).any() and not call.nan_is_zero,
+        "a mask leaves a row of scores without any entry, and its softmax is NaN: fill"
+        " in the number torch.finfo(x.dtype).min, or use nan_to_num after it",
+    )
+    is_hidden = largest * call.eps <= -HIDDEN
+    mask = (x.low > NEVER) | is_hidden
+    weights = ns.softmax(x.unmasked, None if mask.all() else mask)
+    if not is_hidden.any():
+        return Scalars(weights)
+    # Rounding hides the scores of a row that a mask leaves no entry: its weights are
+    # equal where its low numbers are largest, and 0 instead of NaN
+    is_largest = (x.low == largest) & np.isfinite(x.low)
+    counts = np.maximum(is_largest.sum(axis=-1, keepdims=True), 1)
+    equal_weights = np.where(is_hidden, is_largest / counts, 0.0)
+    return Scalars(weights * np.where(is_hidden, 0.0, 1.0) + equal_weights)
 
 
 def shares(call: Call, x: Tensor, log_sum: Tensor) -> Tensor:
@@ -982,9 +1039,12 @@ def where(call: Call, condition: Tensor, chosen: Tensor, other: Tensor) -> Tenso
         chosen_part = multiply(call, chosen, kept.astype(float))
         return add(call, chosen_part, multiply(call, other, 1.0 - kept))
     if is_random(chosen):
-        x, fill = chosen, numbers(other)
+        x = chosen
+        fill = numbers(other)
     else:
-        kept, x, fill = ~kept, other, numbers(chosen)
+        kept = ~kept
+        x = other
+        fill = numbers(chosen)
     if (fill <= MASKED).all():
         return _with_mask(call, x, kept, fill)
     kept_part = multiply(call, x, kept.astype(float))
@@ -1013,18 +1073,14 @@ def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
     if isinstance(x, Vectors):
         x = call.draws.scalars(x)
     kept = np.broadcast_to(kept, call.shape)
-    scores = Scalars(x.unmasked.broadcast_to(call.shape))
-    scores = scores.masked(x.allowed).seen(x.visible)
-    if (fill <= NEVER).all():
-        return scores.masked(kept)
-    # low numbers are scores that reports do not show; lower ones take scores out
-    is_never = ~kept & (fill <= NEVER)
-    kept_scores = scores.unmasked * kept.astype(float)
-    filled = Scalars(kept_scores + np.where(kept | is_never, 0.0, fill))
-    allowed = ~is_never
-    if scores.allowed is not None:
-        allowed = np.where(kept, scores.allowed, ~is_never)
-    return filled.masked(allowed).seen(scores.visible).seen(kept)
+    is_never = fill <= NEVER
+    scores = x.unmasked.broadcast_to(call.shape)
+    if not is_never.all():  # low numbers are scores that reports do not show
+        kept_scores = scores * kept.astype(float)
+        scores = kept_scores + np.where(kept | is_never, 0.0, fill)
+    low_before = 0.0 if x.low is None else x.low
+    low = np.where(kept, low_before, fill)
+    return Scalars(scores).lowered(low if low.any() else None)
 
 
 def detach(call: Call, x: Tensor) -> Tensor:

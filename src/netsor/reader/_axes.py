@@ -73,6 +73,10 @@ from ._layout import (
     Reshape,
 )
 
+# masks up to this one take scores out of a softmax whatever their size; −∞ and the
+# least number of single precision do
+NEVER = -1e30
+
 
 class Refusal(Exception):
     """Why an operation cannot be read.
@@ -196,7 +200,9 @@ class Vectors(View):
 
         Each is made of pieces of the stored vectors, one after the other.
         """
-        size, width, piece = self.shape[self.axis], self.value.width.factor, self.piece
+        size = self.shape[self.axis]
+        width = self.value.width.factor
+        piece = self.piece
         first_pieces = self._starts // piece
         pieces = self.value
         if piece != width:
@@ -253,6 +259,10 @@ def end_to_end(parts: Sequence[Vectors], axis: int) -> Vectors:
     for vectors in parts:
         coordinates_last = vectors.moved(axis, -1)
         *leading, coordinates = coordinates_last.shape
+        if size == 1:  # no axis of one entry tells that it holds coordinates
+            whole = coordinates_last.plain
+            cut_parts.append(split(whole, coordinates, whole.ndim))
+            continue
         cut = coordinates_last.viewed(Reshape((*leading, coordinates // size, size)))
         cut_parts.append(cut.plain)
     cut_pieces = join(cut_parts, axis=-1)
@@ -279,12 +289,11 @@ class Scalars:
 
     base: Scalar
     factor: float = 1.0
-    # scores that a mask leaves; None: all
-    allowed: Bools | None = None
     # the value of `base`, if it is known to be such a root
     root: Root | None = None
-    # scores to which no finite low number was added; reports show only these
-    visible: Bools | None = None
+    # the low numbers that masks put in place of scores or added to them, 0 elsewhere.
+    # `base` has those above `NEVER`; the others take scores out of a softmax
+    low: Floats | None = None
     # the shape of the tensor, if it repeats `base`
     expanded: Shape | None = None
 
@@ -312,23 +321,19 @@ class Scalars:
         )
         return self.unmasked
 
-    def masked(self, allowed: Bools | None) -> Scalars:
-        """The same scalars, of which this mask leaves fewer."""
-        if allowed is None:
+    def lowered(self, low: Floats | None) -> Scalars:
+        """The same scalars, whose mask has these low numbers too."""
+        if low is None:
             return self
-        allowed = np.broadcast_to(allowed, self.shape)
-        if self.allowed is not None:
-            allowed = self.allowed & allowed
-        return replace(self, allowed=allowed)
+        low = np.broadcast_to(low, self.shape)
+        return replace(self, low=low if self.low is None else self.low + low)
 
-    def seen(self, visible: Bools | None) -> Scalars:
-        """The same scalars, of which a report shows fewer."""
-        if visible is None:
-            return self
-        visible = np.broadcast_to(visible, self.shape)
-        if self.visible is not None:
-            visible = self.visible & visible
-        return replace(self, visible=visible)
+    @property
+    def allowed(self) -> Bools | None:
+        """The scores that a mask leaves in a softmax; None: all."""
+        if self.low is None or (self.low > NEVER).all():
+            return None
+        return np.asarray(self.low > NEVER)
 
     @property
     def shown(self) -> Bools | None:
@@ -336,11 +341,7 @@ class Scalars:
 
         None if there is no mask.
         """
-        if self.allowed is None:
-            return self.visible
-        if self.visible is None:
-            return self.allowed
-        return np.logical_and(self.allowed, self.visible)
+        return None if self.low is None else np.asarray(self.low == 0)
 
     def before(self, shape: Shape) -> Scalars:
         """The scalars as an operand beside a tensor of this shape.
@@ -354,17 +355,13 @@ class Scalars:
 
     def viewed(self, rearrangement: Rearrangement) -> Scalars:
         """The same scalars, rearranged."""
-
-        def rearranged(mask: Bools | None) -> Bools | None:
-            return None if mask is None else rearrangement.of_array(mask)
-
+        low = None if self.low is None else rearrangement.of_array(self.low)
         positions = np.arange(self.base.size).reshape(self.base.shape)
         positions = np.broadcast_to(positions, self.shape)
         return Scalars(
             base=self.base.take(rearrangement.of_array(positions)),
             factor=self.factor,
-            allowed=rearranged(self.allowed),
-            visible=rearranged(self.visible),
+            low=low,
         )
 
 
@@ -422,7 +419,9 @@ class Linear:
     @property
     def shape(self) -> Shape:
         """The shape of the tensor."""
-        return (*self.x.shape[:-1], *self.image.shape[len(self.x.shape) :])
+        axes_of_vectors = self.x.shape[:-1]
+        axes_of_image = self.image.shape[len(self.x.shape) :]
+        return (*axes_of_vectors, *axes_of_image)
 
     @property
     def used_coordinates(self) -> tuple[int, int]:
@@ -494,7 +493,8 @@ def settled(linear: Linear) -> Vectors:
         len(linear.shape) > len(x.shape),
         "pairs of coordinates that are not set end to end",
     )
-    start, stop = 0, x.shape[-1]
+    start = 0
+    stop = x.shape[-1]
     if linear.shape[-1] < stop:
         start, stop = linear.used_coordinates
     refuse_if(
@@ -549,24 +549,32 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
 
     Both have the shape (2, …, coordinates). Rotary positions are recognised by this
     effect: each pair of coordinates, as a complex number, is multiplied by e^(iθ).
+    Sequences of a batch may have positions of their own.
     """
-    token_axis = _token_axis(after)
+    varying = _varying_axes(after)
+    if len(varying) > 1:
+        axis = varying[0]
+        sequences = []
+        for number in range(x.shape[axis]):
+            sequence = x.pick(axis, slice(number, number + 1))
+            turned = after.take([number], axis=axis + 1)
+            sequences.append(_rotated_from_first(sequence, before, turned).plain)
+        return Vectors.of(join(sequences, axis))
+    token_axis = varying[0] if varying else after.ndim - 3
     tokens, size = x.shape[token_axis], x.shape[-1]
     before = before.reshape(2, 1, size)
     rows = after.shape[token_axis + 1]
-    after = np.moveaxis(after, token_axis + 1, -2).reshape(2, -1, rows, size)[:, 0]
+    rows_last = np.moveaxis(after, token_axis + 1, -2)
+    by_token = rows_last.reshape(2, -1, rows, size)  # and by all other axes
+    after = by_token[:, 0]
     # the coordinates from `changed` on stay as they are
-    changed = int(np.flatnonzero((after != before).any(axis=(0, 1)))[-1]) + 1
+    differs = (after != before).any(axis=(0, 1))  # (coordinates,)
+    changed = int(np.flatnonzero(differs)[-1]) + 1
     try:
         rotation = _rotation(before, after, turned=changed, tokens=tokens)
     except Refusal:  # pairs (f, f + r/2) of all coordinates, the last by the angle 0
         rotation = _rotation(before, after, turned=size, tokens=tokens)
-    angles = np.angle(rotation.turns)  # (tokens, pairs)
-    frequencies = _frequencies(angles)
-    value = x.moved(token_axis, -2).plain
-    # all tokens, as the first one, and from it to each token
-    value = _turned(value, np.ones(tokens), angles[0], rotation.interleaved)
-    value = _turned(value, np.arange(tokens), frequencies, rotation.interleaved)
+    value = _turned_by_tokens(x.moved(token_axis, -2).plain, rotation)
     if abs(rotation.gain - 1) >= GAIN_TOLERANCE:
         value = rotation.gain * value
     if rotation.sorted:
@@ -574,20 +582,46 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     return Vectors.of(value).moved(-2, token_axis)
 
 
-def _frequencies(angles: Floats) -> Floats:
-    """The angle of each pair from one token to the next; `angles` are (tokens, pairs).
+def _turned_by_tokens(value: Vector, rotation: Rotation) -> Vector:
+    """Vectors (…, tokens) whose pairs are turned by the angles of their tokens.
 
-    Differences of angles are taken between −π and π.
+    All tokens of a run are turned as the first one, and from it to each token.
     """
+    angles = np.angle(rotation.turns)  # (tokens, pairs)
+    # differences of angles are taken between −π and π
     steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    frequencies = np.zeros(angles.shape[-1])
-    if len(steps):
-        frequencies = steps.mean(axis=0)
-    refuse_if(
-        (np.abs(steps - frequencies) > TOLERANCE).any(),
-        "rotary positions are not consecutive",
-    )
-    return frequencies
+    runs = []
+    for run in _runs(steps):
+        frequencies = steps[run.start : run.stop - 1].mean(axis=0) if run[1:] else 0.0
+        frequencies = np.broadcast_to(frequencies, angles.shape[-1:])
+        tokens = value[..., run.start : run.stop]
+        ones = np.ones(len(run))
+        turned = _turned(tokens, ones, angles[run.start], rotation.interleaved)
+        positions = np.arange(len(run))
+        runs.append(_turned(turned, positions, frequencies, rotation.interleaved))
+    return runs[0] if len(runs) == 1 else join(runs, axis=-1)
+
+
+def _runs(steps: Floats) -> list[range]:
+    """The tokens with consecutive positions, in order: all for usual positions.
+
+    `steps` are the differences of angles of neighbouring tokens. Those of padding may
+    be 0, and positions then begin again.
+    """
+    runs = []
+    start, tokens = 0, len(steps) + 1
+    while start < tokens:
+        stop = start + 1
+        while stop < tokens and _is_small(steps[stop - 1] - steps[start]):
+            stop += 1
+        runs.append(range(start, stop))
+        start = stop
+    return runs
+
+
+def _is_small(differences: Floats) -> bool:
+    """Whether angles are the same up to the rounding of modules."""
+    return bool((np.abs(differences) <= TOLERANCE).all())
 
 
 def _turned(
@@ -614,21 +648,14 @@ def _even_before_odd(value: Vector, size: int) -> Vector:
     return concat(coordinates[..., even_then_odd], axis=-1)
 
 
-def _token_axis(image: Floats) -> int:
-    """The axis of the tensor along which the image of the probe varies.
+def _varying_axes(image: Floats) -> list[int]:
+    """The axes of the tensor along which the image of the probe varies.
 
-    It is the axis of tokens, which may come before the heads.
+    They are that of tokens, which may come before the heads, and those of the batch.
     """
-    varying = [
-        axis for axis in range(1, image.ndim - 1) if np.ptp(image, axis=axis).any()
-    ]
-    refuse_if(
-        len(varying) > 1 or image.ndim <= 2,
-        "constants of coordinates differ between heads or sequences, not by positions"
-        " alone",
-    )
-    axis_of_image = varying[0] if varying else image.ndim - 2
-    return axis_of_image - 1  # the image has the two probes along its first axis
+    refuse_if(image.ndim <= 2, "constants of coordinates that differ by no position")
+    inner_axes = range(1, image.ndim - 1)  # after that of the two probes
+    return [axis - 1 for axis in inner_axes if np.ptp(image, axis=axis).any()]
 
 
 def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotation:
@@ -642,7 +669,8 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
     neighbours = 2 * half, 2 * half + 1
     layouts = ((ends, ends), (neighbours, neighbours), (neighbours, ends))
     for old_pairs, new_pairs in layouts:
-        old, new = _as_complex(before, old_pairs), _as_complex(after, new_pairs)
+        old = _as_complex(before, old_pairs)
+        new = _as_complex(after, new_pairs)
         turns = np.broadcast_to(new[0] / old[0], (tokens, len(half)))
         gain = float(abs(turns[0, 0])) if turned > 1 else 1.0
         atol = TOLERANCE * gain

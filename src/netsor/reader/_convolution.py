@@ -91,8 +91,10 @@ class Windows(NamedTuple):
         dilations = self.dilation or (1,) * len(self.kernel)
         by_axis = []
         for axis, size in enumerate(sizes):
-            windows, entries = np.arange(counts[axis]), np.arange(self.kernel[axis])
+            windows = np.arange(counts[axis])
+            entries = np.arange(self.kernel[axis])
             starts = self.stride[axis] * windows - self.padding[axis]
+            # (windows, entries)
             positions = starts[:, None] + dilations[axis] * entries
             is_outside = (positions < 0) | (positions >= size)
             by_axis.append(np.where(is_outside, OUTSIDE, positions))
@@ -132,7 +134,8 @@ def taken(x: ns.Vector, positions: Ints, ndim: int) -> ns.Vector:
     (…, *positions.shape).
     """
     first_axis = x.ndim - ndim
-    batch, count = x.shape[:first_axis], math.prod(x.shape[first_axis:])
+    batch = x.shape[:first_axis]
+    count = math.prod(x.shape[first_axis:])
     x = x.reshape(*batch, count)
     is_outside = positions == OUTSIDE
     if is_outside.any():
@@ -255,10 +258,12 @@ def _group(
     They are one matrix times all windows. `weight` is (outputs of all groups, inputs of
     a group, *kernel).
     """
-    outputs, inputs = weight.shape[0] // shape.groups, weight.shape[1]
+    outputs = weight.shape[0] // shape.groups
+    inputs = weight.shape[1]
     ndim = shape.ndim
     kernel = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
-    first_input, last_input = group * inputs, (group + 1) * inputs
+    first_input = group * inputs
+    last_input = (group + 1) * inputs
     if not is_random(x):
         axes_before: list[Any] = [slice(None)] * (len(x.shape) - ndim - 1)
         channels_of_group = (*axes_before, slice(first_input, last_input))
@@ -487,7 +492,9 @@ def _largest(windows: ns.Vector) -> ns.Vector:
     while (count := windows.shape[-1]) > 1:
         # two halves; the middle one of an odd number is in both
         half = (count + 1) // 2
-        windows = ns.nonlin(MAXIMUM, windows[..., :half], windows[..., count - half :])
+        first_half = windows[..., :half]
+        last_half = windows[..., count - half :]
+        windows = ns.nonlin(MAXIMUM, first_half, last_half)
     return windows[..., 0]
 
 
@@ -521,7 +528,8 @@ def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
     """
     x = call.vectors(x)
     ndim = len(x.shape) - 1 - x.axis
-    sizes, counts = x.shape[-ndim:], call.shape[-ndim:]
+    sizes = x.shape[-ndim:]
+    counts = call.shape[-ndim:]
     positions_by_axis = []
     for size, count in zip(sizes, counts, strict=True):
         windows = np.arange(count)

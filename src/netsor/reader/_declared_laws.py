@@ -94,7 +94,8 @@ def _law_of_scipy(frozen: Any, argument: str) -> Parameter:
     name = frozen.dist.name
     shapes, location, size = frozen.dist._parse_args(*frozen.args, **frozen.kwds)
     shapes = [float(shape) for shape in shapes]
-    location, size = float(location), float(size)
+    location = float(location)
+    size = float(size)
     law: Distribution | None = None
     match name:
         case "norm":

@@ -20,7 +20,7 @@ Node = Any  # torch.fx.Node
 class UnsupportedError(ValueError):
     """An operation or a parameter of a module cannot be read.
 
-    The message has its name, its path and the line of code.
+    The message gives its name, its path and the line of code.
 
     Examples
     --------

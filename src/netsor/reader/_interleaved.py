@@ -53,7 +53,8 @@ class Interleaved:
     @classmethod
     def of(cls, x: Vectors) -> Interleaved:
         """The entries of vectors, in the order of their tensor."""
-        plain, coordinates = x.plain, x.shape[x.axis]
+        plain = x.plain
+        coordinates = x.shape[x.axis]
         origins = np.arange(plain.size * coordinates)
         coordinates_last = origins.reshape(*plain.shape, coordinates)
         return cls(plain, np.moveaxis(coordinates_last, -1, x.axis))

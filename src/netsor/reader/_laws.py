@@ -58,7 +58,7 @@ class Parameter:
         The number of entries of the input that an entry of the output sums over; None
         for vectors and tables.
     of : str, optional
-        The parameter that it is a copy of.
+        The parameter that it copies.
     transposed : bool
         Whether it is a copy of the transpose.
     zero_rows : tuple of int
@@ -249,7 +249,8 @@ def _measured(
     name: str, shape: Shape, samples: list[Floats], pooled: Floats
 ) -> Parameter:
     """The law that samples show; `pooled` are the entries of all of them."""
-    mean, std = float(pooled.mean()), float(pooled.std())
+    mean = float(pooled.mean())
+    std = float(pooled.std())
     standard = (pooled - mean) / std
     kurtosis = float(np.mean(np.square(standard) ** 2))
     law, note = _joint_law(samples, mean, _marginal_law(standard, kurtosis))
@@ -354,7 +355,8 @@ def _joint_law(tensors: list[Floats], mean: float, marginal: LawName) -> LawName
     law = marginal
     if not np.any(tensors, axis=0).all():
         law = LawName("unknown", "some of its entries are always 0")
-    size, shape = tensors[0].size, tensors[0].shape
+    size = tensors[0].size
+    shape = tensors[0].shape
     # as a matrix whose rows are along the first axis, or along all but the last
     for columns in {math.prod(shape[1:]), *shape[-1:]} - {1, size}:
         centred = [t.reshape(-1, columns) - mean for t in tensors]
@@ -428,7 +430,8 @@ def _equal_sizes(matrices: list[Floats], axis: int, lines: str) -> LawName | Non
 
 def _relation_to_transpose(matrices: list[Floats]) -> LawName | None:
     """A correlation of square matrices with their transposes, or another diagonal."""
-    rows, count = len(matrices[0]), len(matrices)
+    rows = len(matrices[0])
+    count = len(matrices)
     products = np.mean([w * w.T for w in matrices], axis=0)  # of w_ij and w_ji
     mean_square = float(np.mean([(w**2).mean() for w in matrices]))
     pairs = rows * (rows - 1) / 2
@@ -460,7 +463,8 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     cosines = lines @ np.swapaxes(lines, -1, -2)  # (samples, lines, lines)
     first, second = np.triu_indices(lines.shape[1], 1)
     cosines = cosines[:, first, second]  # of different lines, each pair once
-    length, count = lines.shape[-1], cosines.size
+    length = lines.shape[-1]
+    count = cosines.size
     spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
     if count >= 3 and spread < _largest_spread(count):
         return LawName("orthogonal")

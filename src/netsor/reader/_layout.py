@@ -127,7 +127,8 @@ class Layout:
 
     def indexed(self, axis: int, index: int | slice) -> Self:
         """The entries at an index of an axis, which drops it, or at a slice of it."""
-        size, stride = self.shape[axis], self.strides[axis]
+        size = self.shape[axis]
+        stride = self.strides[axis]
         sizes: tuple[int, ...] = ()
         strides: tuple[int, ...] = ()
         if isinstance(index, slice):
@@ -175,7 +176,8 @@ class Layout:
             if filled != run_size:
                 raise NotAViewError
             if axis > 0:
-                run_size, run_stride = 1, self.strides[axis - 1]
+                run_size = 1
+                run_stride = self.strides[axis - 1]
         return replace(self, shape=shape, strides=tuple(strides))
 
 

@@ -46,7 +46,7 @@ def lengths_of(
 
 def sequence_of(sequence: Any) -> list[int]:
     """One sequence of two or more token ids."""
-    entries = listed(sequence, "ids", "a sequence of token ids, as [3, 7, 7, 1]")
+    entries = listed(sequence, "ids", "a sequence of token ids, such as [3, 7, 7, 1]")
     ids = [whole(entry, "ids", least=0) for entry in entries]
     if len(ids) < 2:
         raise ArgumentError("ids", ids, "two or more: tokens are compared")
@@ -304,7 +304,8 @@ def _targets(parts: Structure, is_causal: bool) -> Targets | None:
         return None
     if len(parts.stacks) == 1 and not is_causal:
         return Targets(tuple(rows), tuple(ids[row] for row in rows))
-    tokens, length = set(rows), shape[-1]
+    tokens = set(rows)
+    length = shape[-1]
     predicting = []
     for row in rows:
         is_last_of_sequence = (row + 1) % length == 0
@@ -327,7 +328,9 @@ def _hides_tokens(mask: Any) -> bool:
 
 def loss_of(net: Network) -> Program:
     """The loss of the first step of a network to train."""
-    structure, targets, name = net.structure, net.targets, net.program.name
+    structure = net.structure
+    targets = net.targets
+    name = net.program.name
     if structure.words is None or targets is None or len(targets.rows) < 2:
         raise UnsupportedError(
             f"{name} returns no logits for the tokens of one sequence: training needs"
@@ -347,5 +350,6 @@ def loss_of(net: Network) -> Program:
     of_batch = vocabulary * mean_dot(logits[:, None], units[None, :])
     ends = [Probe("logits", of_batch.reshape(-1)), Probe("vocabulary", logits)]
     step = Program(loss, name, [*watched, *ends])
-    step._gaussian, step._notes = net.program._gaussian, net.program._notes
+    step._gaussian = net.program._gaussian
+    step._notes = net.program._notes
     return step

@@ -356,7 +356,8 @@ class Draws:
         if given is not None and w.name in self.of_given_numbers:
             self._law_for(w.name, "a matrix")
             return self._sum_of_columns(w, given)
-        out, into = w.shape[0], math.prod(w.shape[1:])
+        out = w.shape[0]
+        into = math.prod(w.shape[1:])
         law = self._law_of_matrix(w, into)
         std = law.std * math.sqrt(into)
         if w.name == self.head:
@@ -607,7 +608,7 @@ class Draws:
         refuse_if(
             has_other_step or has_parts_of_rows or joins_strided_rows,
             f"the parameter {x.name} is used in pieces that are not rows of {length}"
-            " entries",
+            " entries: give each use a parameter of its own",
         )
         rows = first_rows[..., None] + np.arange(size // length)
         drawn.add([int(row) for row in np.unique(rows)])
@@ -664,9 +665,11 @@ class Draws:
         # the storage has room for two coordinates of each vector or more
         vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
         if x.is_interleaved:
-            size, piece = len(np.unique(coordinates)), 1
+            size = len(np.unique(coordinates))
+            piece = 1
         else:
-            size, piece = x.shape[x.axis], x.piece
+            size = x.shape[x.axis]
+            piece = x.piece
         refuse_if(
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
@@ -700,7 +703,11 @@ class Draws:
             f"{whole.shape[-1]} entries of {x.name} as single numbers: at most"
             f" {MOST_ENTRIES} are read",
         )
-        entries = self.entries(self.vectors(whole))
+        axis = -1
+        drawn = self._rows.get(x.name)
+        if drawn is not None and drawn.step > 1:  # columns that were vectors before
+            axis = whole.layout.strides.index(drawn.step)
+        entries = self.entries(self.vectors(whole, axis))
         return Scalars(entries.value.reshape(-1).take(x.layout.all_positions))
 
 

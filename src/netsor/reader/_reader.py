@@ -277,7 +277,8 @@ class Reader(ABC):
         """Whether a node is a softmax whose scores and weights are scalars."""
         if name_of(node) not in SOFTMAX:
             return False
-        scores, weights = self.env[node.args[0]], self.env[node]
+        scores = self.env[node.args[0]]
+        weights = self.env[node]
         return isinstance(scores, Scalars) and isinstance(weights, Scalars)
 
     def _make_stream(self, node: Node, rows: Ints) -> None:
@@ -313,7 +314,8 @@ class Reader(ABC):
 
     def attention(self, softmax: Node) -> list[Probe]:
         """The scores and the weights of a softmax that is not given."""
-        scores, weights = self.env[softmax.args[0]], self.env[softmax]
+        scores = self.env[softmax.args[0]]
+        weights = self.env[softmax]
         if isinstance(scores, Deferred):
             scores = scores.scalars
         if isinstance(weights, Deferred):

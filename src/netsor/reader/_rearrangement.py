@@ -86,7 +86,7 @@ def expand(call: Call, x: Tensor, shape: Shape) -> Tensor:
         repeats_coordinate = shape[x.from_end] > 1
         if repeats_coordinate:
             x = call.draws.entries(x)
-    if isinstance(x, Scalars) and x.allowed is None and x.visible is None:
+    if isinstance(x, Scalars) and x.low is None:
         return replace(x, expanded=shape)
     return rearranged(call, x, Expand(shape))
 
@@ -195,10 +195,13 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
     (index,) = indices
     refuse_if(not isinstance(index, np.ndarray), "entries at indices that are random")
     if index.dtype == bool:
-        row_numbers, rows = np.flatnonzero(index), index.size
+        row_numbers = np.flatnonzero(index)
+        rows = index.size
         flat_shape = rows, *x.shape[index.ndim :]
     else:
-        row_numbers, rows, flat_shape = index, x.shape[0], tuple(x.shape)
+        row_numbers = index
+        rows = x.shape[0]
+        flat_shape = tuple(x.shape)
     count = len(row_numbers)
     are_distinct = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == count
     refuse_if(not are_distinct, "entries at indices of several axes, or at equal ones")
@@ -232,7 +235,10 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     longer_call = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
     with_zeros = concatenate(longer_call, [values, zeros], axis)
     # how often each index has come before
-    round_of_value = [int((index[:k] == index[k]).sum()) for k in range(count)]
+    round_of_value = []
+    for k in range(count):
+        equal_before = index[:k] == index[k]
+        round_of_value.append(int(equal_before.sum()))
     for round_number in range(max(round_of_value, default=-1) + 1):
         in_round = np.flatnonzero(np.equal(round_of_value, round_number))
         value_of_entry = np.full(size, count)
@@ -254,6 +260,8 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     if axis == ndim - 1 and same_vectors(*tensors):
         return Linear.rearranged(lambda *images: np.concatenate(images, -1), *tensors)
     tensors = [call.settled(x) for x in tensors]
+    if _has_vectors_beside_scalars(call, tensors):
+        tensors = [call.vectors(x) if isinstance(x, Scalars) else x for x in tensors]
     if any(isinstance(x, Scalars) for x in tensors):
         return _joined_with_numbers(tensors, axis)
     coordinate_axes = {x.axis for x in tensors if isinstance(x, Vectors)}
@@ -271,6 +279,15 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     return Vectors.of(joined, coordinates)
 
 
+def _has_vectors_beside_scalars(call: Call, tensors: list[Tensor]) -> bool:
+    """Whether scalars must become vectors: others here cannot become scalars."""
+    vectors = [x for x in tensors if isinstance(x, Vectors)]
+    has_scalars = any(isinstance(x, Scalars) for x in tensors)
+    are_last = all(x.last for x in vectors)
+    has_many = not all(call.draws.can_be_scores(x) for x in vectors)
+    return has_scalars and are_last and has_many
+
+
 def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
     """A tensor with given numbers before and after it along its last axes.
 
@@ -282,7 +299,8 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         axis = len(x.shape) - 1 - number
         size = x.shape[axis]
         if before < 0 or after < 0:
-            start, stop = max(-before, 0), size - max(-after, 0)
+            start = max(-before, 0)
+            stop = size - max(-after, 0)
             x = pick(call, x, axis, slice(start, stop))
         shape = tuple(x.shape)
         front = np.full(_with_size(shape, axis, max(before, 0)), value)
@@ -345,21 +363,10 @@ def _joined_with_numbers(tensors: list[Tensor], axis: int) -> Scalars:
 def _joined_scalars(scalars: list[Scalars], axis: int) -> Scalars:
     """Scalars one after the other, with their masks."""
     joined = Scalars(ns.join([x.unmasked for x in scalars], axis))
-
-    def joined_mask(masks: list[Any]) -> Any:
-        """The masks of all scalars; None if none of them has one."""
-        if all(mask is None for mask in masks):
-            return None
-        filled_masks = []
-        for x, mask in zip(scalars, masks, strict=True):
-            if mask is None:
-                mask = np.ones(x.shape, dtype=bool)
-            filled_masks.append(mask)
-        return np.concatenate(filled_masks, axis)
-
-    allowed = joined_mask([x.allowed for x in scalars])
-    visible = joined_mask([x.visible for x in scalars])
-    return joined.masked(allowed).seen(visible)
+    if all(x.low is None for x in scalars):
+        return joined
+    low = [np.zeros(x.shape) if x.low is None else x.low for x in scalars]
+    return joined.lowered(np.concatenate(low, axis))
 
 
 def _given_vectors(call: Call, x: Tensor, axis: int) -> Vectors:
@@ -426,7 +433,8 @@ class Patchwork:
     def joined(self, call: Call) -> Tensor:
         """The whole tensor."""
         patches_in_order: list[Tensor] = []
-        position, size = 0, self.shape[self.axis]
+        position = 0
+        size = self.shape[self.axis]
         for positions in sorted(self.patches, key=lambda span: span.start):
             patches_in_order += self._given(position, positions.start)
             patches_in_order.append(self.patches[positions])

@@ -161,7 +161,8 @@ class _Stream:
 
     def add_to_image(self, node: Node) -> None:
         """Begin the stream with a sum of an image of the stream before and a branch."""
-        operands, shape = node.all_input_nodes, shape_of(node)
+        operands = node.all_input_nodes
+        shape = shape_of(node)
         if self.terms or name_of(node) != "add" or len(operands) != 2:
             return
         if not all(self._is_inside(x, shape) for x in operands):
@@ -173,7 +174,8 @@ class _Stream:
         (branch,) = (x for x in operands if x is not image)
         if not self._depends_on_stream(self._before(branch)):  # positions, for example
             return
-        self.start, self.shape = image, shape
+        self.start = image
+        self.shape = shape
         self.carriers[image] = False
         self._add(node, branch)
 
@@ -206,7 +208,8 @@ def back(
 
     The search stops before nodes in `stop`, and after those for which `ends` is true.
     """
-    pending, seen = [root], {root, *stop}
+    pending = [root]
+    seen = {root, *stop}
     while pending:
         for x in pending.pop(0).all_input_nodes:
             inside = x not in seen and (within is None or x in within)

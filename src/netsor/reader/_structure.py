@@ -914,7 +914,8 @@ def _attended(graph: Graph, softmax: Node) -> Attended:
 
 def _values_of(softmax: Node) -> Node:
     """What the weights of a softmax multiply, in the first product that uses them."""
-    users, reached = list(softmax.users), {softmax}
+    users = list(softmax.users)
+    reached = {softmax}
     while users and name_of(users[0]) not in SCORE_PRODUCTS:
         reached.add(users[0])
         users = [*users[1:], *users[0].users]
@@ -958,7 +959,8 @@ def matrix_of(graph: Graph, node: Node) -> str | None:
     """The parameter that a node multiplies by; None if it does not."""
     name = name_of(node)
     if name in CONVOLUTIONS:
-        kernel, options = node.args[1], node.args
+        kernel = node.args[1]
+        options = node.args
         groups = options[6] if len(options) > 6 else node.kwargs.get("groups", 1)
         is_depthwise = groups > 1 and shape_of(kernel)[1] == 1
         if is_depthwise:  # taps of channels, and no matrix

@@ -81,7 +81,7 @@ def styled() -> Iterator[None]:
 
 @contextmanager
 def paper_style(columns: int = 1, height: float = 2.5) -> Iterator[None]:
-    """Draw figures as a paper needs them: of column width, with small type.
+    """Draw figures for a paper: of column width, with small type.
 
     Every matplotlib figure that you make within it has the style of netsor's reports:
     colours that the colour-blind can distinguish, vector fonts, and no clipped labels.
@@ -96,7 +96,7 @@ def paper_style(columns: int = 1, height: float = 2.5) -> Iterator[None]:
     Returns
     -------
     manager : context manager
-        The style holds within it, and the former one after it.
+        The style applies within it; afterwards the former style is restored.
 
     Examples
     --------

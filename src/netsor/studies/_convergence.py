@@ -30,8 +30,8 @@ OF = "'kl', 'tv', 'variance', 'kurtosis', or a quantile between 0 and 1"
 
 @dataclass(frozen=True)
 class Rate:
-    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n that
-    it falls like.
+    """The result of `rate`: KL(width n ‖ limit) at each width, and the power of n with
+    which it falls.
 
     Parameters
     ----------
@@ -122,7 +122,9 @@ class Rate:
         error = np.minimum(error, LONGEST_BAR * value)
         # an infinite KL has no place in the picture
         drawn = np.isfinite(value)
-        widths, value, error = widths[drawn], value[drawn], error[drawn]
+        widths = widths[drawn]
+        value = value[drawn]
+        error = error[drawn]
         points = ax.errorbar(widths, value, error, fmt="o", capsize=3, label=label)
         if math.isfinite(self.slope.value):
             self._plot_fit(ax, points.lines[0].get_color())
@@ -188,7 +190,7 @@ def rate(
     rng: Rng = None,
     **others: float,
 ) -> Rate:
-    """How fast the law of an output comes near its limit as a width grows.
+    """How fast the law of an output approaches its limit as a width grows.
 
     Other parameters are those of `Program.law`.
 
@@ -209,8 +211,8 @@ def rate(
     Returns
     -------
     rate : Rate
-        `kl` has the divergence from the limit at each width, an `Estimate`; `slope` the
-        fitted power of the width, and `slopes` those between neighbouring widths;
+        `kl` holds the divergence from the limit at each width, an `Estimate`; `slope`
+        the fitted power of the width, and `slopes` those between neighbouring widths;
         `laws` and `limit` the laws themselves. Print it for a table.
 
     Examples
@@ -303,7 +305,7 @@ class WidthNeeded:
     of : str or float
         What is compared.
     tolerance : float
-        Which difference is allowed.
+        The allowed difference.
     low : int
         A width at which the difference is larger, by two standard errors; 1 if no such
         width was found.
@@ -427,8 +429,10 @@ class _WidthSearch:
         of: str | float,
         tolerance: float,
     ) -> None:
-        self._law, self._limit = law, limit
-        self._of, self._tolerance = of, tolerance
+        self._law = law
+        self._limit = limit
+        self._of = of
+        self._tolerance = tolerance
         self.differences: dict[int, Estimate] = {}
 
     def _difference(self, n: int) -> Estimate:

@@ -30,8 +30,8 @@ class Setup:
     # the learning rate of each kind of weight; empty if all are positive
     rates: Mapping[str, float]
     grow: str
-    # "width", or what else is measured, of which a file promises nothing
-    promise_axis: str
+    # why nothing is compared with the promises of a file; empty if changes are
+    no_promise: str
 
 
 def reject_idle_settings(rules: Sequence[Parametrisation], setup: Setup) -> None:
@@ -152,8 +152,8 @@ def _of_scores(setting: Setting, setup: Setup) -> str:
 
 def _of_promise(_: Setting, setup: Setup) -> str:
     """Why a promise cannot act (nothing is compared with it); empty if it can."""
-    if setup.promise_axis == "width":
+    if not setup.no_promise:
         return ""
     return (
-        f"it is about changes against the width, and {setup.promise_axis}: leave it out"
+        f"it is about changes against the width, and {setup.no_promise}: leave it out"
     )

@@ -188,9 +188,9 @@ class TrainingRequest(_study.Request):
         return "width"
 
     @property
-    def promise_axis(self) -> str:
-        """What promises are compared with: "width", or why with nothing."""
-        return "width"
+    def no_promise(self) -> str:
+        """Why nothing is compared with promises, as a clause; empty if changes are."""
+        return ""
 
     @abstractmethod
     def case_options(
@@ -330,7 +330,7 @@ class TrainingRequest(_study.Request):
         rates = self.rates_by_kind
         reject_idle_settings(
             self.rules,
-            Setup(model, self.optimiser, self.eps, rates, self.grow, self.promise_axis),
+            Setup(model, self.optimiser, self.eps, rates, self.grow, self.no_promise),
         )
 
     @property
@@ -710,7 +710,7 @@ def sizes_of(name: str, values: Any) -> tuple[float, ...] | None:
         sizes = sorted(_size(name, value) for value in values)
     except TypeError:
         raise ArgumentError(
-            name, values, "a sequence of integers, as [256, 1024, 4096]"
+            name, values, "a sequence of integers, such as [256, 1024, 4096]"
         ) from None
     if not sizes or len(set(sizes)) < len(sizes):
         raise ArgumentError(name, values, "one number or more, each once")

@@ -171,7 +171,8 @@ class ByParametrisation(TableResult, Several[Part]):
 
 def trained(vectors: Sequence[str]) -> str:
     """Which parameters of a model are trained."""
-    trained_vectors, fixed_vectors = [], []
+    trained_vectors = []
+    fixed_vectors = []
     for name, text in WORDS_OF_VECTORS.items():
         if name in vectors:
             trained_vectors.append(text)

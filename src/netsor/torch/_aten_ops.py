@@ -60,8 +60,8 @@ def apply_op(name: str, call: Call, arguments: Mapping[str, Any]) -> Any:
     """
     refuse_if(
         name.startswith("fft_"),
-        "a Fourier transform mixes coordinates by given numbers, which only random"
-        " matrices may do: transform the tokens alone, by a product with the cosines",
+        "complex numbers are read in products, sums and parts: use their real and"
+        " imaginary parts for other functions",
     )
     refuse_if(
         name not in OPS,

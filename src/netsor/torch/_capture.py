@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,9 +37,17 @@ from torch.utils.checkpoint import CheckpointFunction
 from .._validate import ArgumentError
 from ..reader._axes import Refusal
 from ..reader._einsum import Equation
-from ..reader._graph import Graph, Node, UnsupportedError, name_of, refused
+from ..reader._graph import (
+    Graph,
+    Node,
+    UnsupportedError,
+    name_of,
+    refused,
+    shape_of,
+)
 from ..reader._laws import Parameters
 from ..reader._operations import MATRICES, REARRANGEMENTS, viewed
+from ._complex_pairs import COMPLEX_FUNCTIONS
 from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, copied, fresh
@@ -52,6 +60,7 @@ from ._recurrent_cells import PLAIN_RECURRENCES
 from ._short_chunks import short_chunks
 
 EINSUM = torch.ops.aten.einsum.default
+SOFTMAX_OF_AXIS = torch.ops.aten.softmax.int
 # functions of torch that are replaced while a module is captured
 ATTENTION = torch.nn.functional.scaled_dot_product_attention
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
@@ -366,7 +375,8 @@ def _refuse_hooks_of(owner: Any, name: str) -> None:
 def _refuse_missing_rows(graph: Graph, node: Node) -> None:
     """Reject indices (token ids, or positions) that are no rows of a table."""
     table, index_node = node.args[:2]
-    indices, rows = graph.constants[index_node], table.meta["val"].shape[0]
+    indices = graph.constants[index_node]
+    rows = table.meta["val"].shape[0]
     if not indices.numel() or 0 <= int(indices.min()) <= int(indices.max()) < rows:
         return
     name = graph.parameters.get(table, "the table")
@@ -414,7 +424,7 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         if _changes_nothing(func, args):
             return args[0]
         function = self._replaced.get(func, func)
-        self.made_pairs |= function is _complex_pairs
+        self.made_pairs |= func in COMPLEX_FUNCTIONS
         result = function(*args, **(kwargs or {}))
         if torch.is_grad_enabled():
             return result
@@ -444,73 +454,12 @@ class PlainFunctions(TorchFunctionMode):  # type: ignore[misc]  # torch has no t
         return result
 
 
-class ComplexPairs(NamedTuple):
-    """Complex numbers as real tensors, which code multiplies by given ones.
-
-    It stands for `torch.view_as_complex(x)` of coordinates in pairs (2f, 2f + 1).
-    """
-
-    real: Any
-    imaginary: Any
-
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        if func is torch.view_as_real:
-            (pairs,) = args
-            return torch.stack((pairs.real, pairs.imaginary), -1)
-        if func is torch.Tensor.__mul__ or func is torch.mul:
-            left, right = args
-            return left * right if isinstance(left, cls) else right * left
-        return NotImplemented
-
-    def __mul__(self, other: Any) -> ComplexPairs:
-        """The product with a tensor of given complex numbers.
-
-        (a + ib)(c + id) = ac − bd + i(ad + bc).
-        """
-        a, b = self.real, self.imaginary
-        c, d = other.real, other.imag
-        return ComplexPairs(real=a * c - b * d, imaginary=a * d + b * c)
-
-    def __rmul__(self, other: Any) -> ComplexPairs:
-        """The same product."""
-        return self.__mul__(other)
-
-    @property
-    def imag(self) -> Any:
-        """The imaginary parts, as of a tensor."""
-        return self.imaginary
-
-    @property
-    def device(self) -> Any:
-        """The device of the numbers."""
-        return self.real.device
-
-    @property
-    def shape(self) -> Any:
-        """The shape of the complex tensor."""
-        return self.real.shape
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes."""
-        return int(self.real.ndim)
-
-
 def _changes_nothing(func: Any, args: Any) -> bool:
     """Whether a tensor is multiplied or divided in place by 1."""
     is_scaling = getattr(func, "__name__", "") in ("mul_", "div_")
     return (
         is_scaling and len(args) == 2 and type(args[1]) in (int, float) and args[1] == 1
     )
-
-
-def _complex_pairs(x: Any) -> Any:
-    """`view_as_complex` by real tensors."""
-    coordinates = x.flatten(-2)
-    return ComplexPairs(coordinates[..., ::2], coordinates[..., 1::2])
 
 
 def _caller() -> Any:
@@ -575,7 +524,8 @@ def _attention(
     Tensors have the shape (…, heads, tokens, head dimension).
     """
     if options.get("enable_gqa"):
-        heads, key_heads = query.shape[-3], key.shape[-3]
+        heads = query.shape[-3]
+        key_heads = key.shape[-3]
         key = key.repeat_interleave(heads // key_heads, -3)
         value = value.repeat_interleave(heads // key_heads, -3)
     if dropout_p:
@@ -593,7 +543,10 @@ def _attention(
         scores = scores.masked_fill(~mask, -math.inf)
     elif mask is not None:
         scores = scores + mask
-    return torch.softmax(scores, -1) @ value
+    weights = torch.softmax(scores, -1)
+    if mask is not None and not is_causal:
+        weights = weights.nan_to_num(0.0)  # of rows without any entry
+    return weights @ value
 
 
 # functions of torch that are computed by others while a module is captured
@@ -602,7 +555,7 @@ REPLACED_BUT_COMPLEX = {
     **PLAIN_FUNCTIONS,
     **PLAIN_RECURRENCES,
 }
-REPLACED = {**REPLACED_BUT_COMPLEX, torch.view_as_complex: _complex_pairs}
+REPLACED = {**REPLACED_BUT_COMPLEX, **COMPLEX_FUNCTIONS}
 
 # operations that torch can write by simpler ones, which the table of operations has
 COMPOSITE = frozenset(
@@ -740,6 +693,7 @@ def _decomposed(exported: Any) -> Any:
     An `einsum` stays if it multiplies no parameter and is no product of matrices.
     """
     _split_einsums_of_parameters(exported.graph)
+    _take_softmaxes_over_last_axes(exported.graph)
     calls = [node for node in exported.graph.nodes if node.op == "call_function"]
     equations_kept = _equations_kept(calls)
     # outside `PlainFunctions`, which would detach every result; torch copies what it
@@ -762,6 +716,20 @@ def _split_einsums_of_parameters(graph: Any) -> None:
         if split is not None:
             _write_out(graph, node, split)
             graph.erase_node(node)
+
+
+def _take_softmaxes_over_last_axes(graph: Any) -> None:
+    """Move the axis of each softmax to the end, where audits look for keys."""
+    for node in graph.find_nodes(op="call_function", target=SOFTMAX_OF_AXIS):
+        x, axis = node.args[:2]
+        if axis % len(shape_of(x)) != len(shape_of(x)) - 1:
+            _write_out(graph, node, _softmax_with_axis_last)
+            graph.erase_node(node)
+
+
+def _softmax_with_axis_last(x: Any, axis: int, *options: Any) -> Any:
+    """The softmax over any axis by one over the last axis."""
+    return x.movedim(axis, -1).softmax(-1, *options).movedim(-1, axis)
 
 
 def _equations_kept(calls: Sequence[Node]) -> set[str]:

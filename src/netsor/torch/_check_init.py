@@ -111,8 +111,8 @@ def check_init(
     declared : mapping of str to float, scipy.stats distribution, Parameter or list
         Laws of parameters by name or pattern; they replace those of the reference. A
         number is the standard deviation of a Gaussian, `constant(1.0)` a constant, and
-        ``scipy.stats.loguniform(1e-3, 0.1)`` a law with its shape. A list has the laws
-        of equal parts of the first axis, such as heads.
+        ``scipy.stats.loguniform(1e-3, 0.1)`` a law with its shape. A list gives the
+        laws of equal parts of the first axis, such as heads.
     weights : str, pathlib.Path or a list of them, optional
         Files of step 0, whose numbers replace those of the module: a .safetensors file,
         its .index.json, a folder of such files, a folder of
@@ -557,7 +557,8 @@ def _loss(logits: Any, targets: Targets | None) -> Any:
         right_logits = logits.mean(-1)
     else:
         logits = logits[list(targets.rows)]
-        rows, words = range(len(targets.rows)), list(targets.words)
+        rows = range(len(targets.rows))
+        words = list(targets.words)
         right_logits = logits[rows, words]
     return (torch.logsumexp(logits, -1) - right_logits).mean()
 

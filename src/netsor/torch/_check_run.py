@@ -96,8 +96,8 @@ def check_run(
     Fresh modules of `build` are trained for the same steps on the same batches. They
     give a band for the loss, the norms of gradients and updates at each step. Each band
     is a prediction interval for one new run. If a logged number leaves its band, the
-    check trains with common mistakes too, such as gradients that are summed, not
-    averaged, over accumulation steps, and names those that explain the whole log.
+    check also trains with common mistakes, such as gradients that are summed instead of
+    averaged over accumulation steps, and names those that explain the whole log.
 
     Parameters
     ----------
@@ -107,15 +107,16 @@ def check_run(
         A function of the module that returns its torch optimiser, a list of several,
         or optimisers and schedules. Also spelled `optimizer`.
     batches : torch.Tensor, tuple, mapping or list
-        What the module is called with: a tensor of ids, a tuple of inputs, or inputs by
-        name. A list holds the batches of the passes, in order; one batch is used at
-        every step. If the module returns logits, labels that it does not take itself
-        are compared with them, or else the next token.
+        The inputs of the module: a tensor of ids, a tuple of inputs, or inputs by name.
+        A list holds the batches of the passes, in order; one batch is used at every
+        step. If the module returns logits, labels that it does not take itself are
+        compared with them, or else the next token.
     log : str, pathlib.Path, list or mapping
         The log: a .csv or .jsonl file, a trainer_state.json, a file of events of
         TensorBoard, or rows by step.
     columns : mapping of str to str, optional
-        The column of a quantity, as {"grad_norm": "gnorm"}; common names are known.
+        The column of a quantity, such as {"grad_norm": "gnorm"}; common names are
+        known.
     first_step : int, optional
         The number that the log gives the first step; its lowest one, 0 or 1, if None.
     hypotheses : bool
@@ -129,7 +130,7 @@ def check_run(
     loss : callable, optional
         A function of the module's output and the batch that returns the loss.
     tokens, sequences : int, optional
-        Use the first tokens and sequences of each batch only.
+        Use only the first tokens and sequences of each batch.
     initialisations : int, optional
         The number of healthy runs; None takes as many as make the bands at most 1.5
         times as wide as those of a known normal law.

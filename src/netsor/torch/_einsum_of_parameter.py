@@ -44,7 +44,8 @@ def _letter_to_split(equation: Equation, position: int, w: Node) -> str | None:
     """The first of several axes of a parameter that only the result has, if they do not
     lie next to each other in memory; `position` is that of the parameter.
     """
-    letters, other_letters = equation.x, equation.y
+    letters = equation.x
+    other_letters = equation.y
     if position == 1:
         letters, other_letters = other_letters, letters
     free = [a for a in equation.result if a in letters and a not in other_letters]

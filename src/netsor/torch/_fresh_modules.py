@@ -469,7 +469,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         It must be entrywise; of other operations, or without samples, the problem is
         kept for the error message.
         """
-        name, key = func._schema.name, _storage(tensor)
+        name = func._schema.name
+        key = _storage(tensor)
         overwritten = args[0] if name in FILLS else None
         stand_ins = {id(x): self._stand_in(x, tensor, overwritten) for x in inputs}
         is_entrywise = torch.Tag.pointwise in func.tags or name in ENTRYWISE
@@ -507,7 +508,8 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
 
     def _follow_part(self, name: str, args: Any, tensor: Any) -> None:
         """Follow an operation that changes a part of a tensor: rows that become 0."""
-        key, start = _storage(tensor), tensor.storage_offset()
+        key = _storage(tensor)
+        start = tensor.storage_offset()
         length = tensor.shape[-1] if tensor.ndim else 0
         fills_zero = name == "aten::fill_" and float(args[1]) == 0
         is_zero = name == "aten::zero_" or fills_zero
@@ -544,7 +546,8 @@ def _basic_law(
             return Distribution("normal", (0.0, 1.0))
         case "uniform":
             low, high = _with_defaults(numbers, (0.0, 1.0))
-            mean, std = (low + high) / 2, (high - low) / math.sqrt(12)
+            mean = (low + high) / 2
+            std = (high - low) / math.sqrt(12)
             return Distribution("uniform", (mean, std))
         case "rand" | "rand_like":
             return Distribution("uniform", (0.5, 1 / math.sqrt(12)))

@@ -161,7 +161,8 @@ class _Memory:
         the node of its numbers before.
         """
         nodes = {x: result}
-        view, numbers = x, result
+        view = x
+        numbers = result
         for source, before in sources:
             if view not in self.in_place:
                 numbers = self._put_back(view, before, numbers, result.meta)

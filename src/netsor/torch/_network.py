@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -58,8 +58,8 @@ def network(
     terms of the stream. If the module returns logits, the loss predicts the next token
     (the token itself if later tokens have an effect; a class for one row of logits).
     The parameters are those of `program`; the inputs are sequences of one length, or
-    one image. Tokens that an input `attention_mask` (1 for tokens) or
-    `key_padding_mask` (True for padding) takes out are left out of all quantities.
+    one image. All quantities leave out the tokens that are masked by an input named
+    `attention_mask` (1 for tokens) or `key_padding_mask` (True for padding).
 
     Examples
     --------
@@ -173,7 +173,8 @@ def training(
     """The training step of a module at each width, and the name of the step.
 
     The step is a function of the width that returns the program of the loss and its
-    learning rates. `vectors` are the kinds of vectors that take steps too, "bias" and
+    learning rates: `lr` itself if it holds for all of them, otherwise one for each
+    parameter. `vectors` are the kinds of vectors that take steps too, "bias" and
     "gain"; they are among the rates.
     """
     kind: Any = optimiser
@@ -183,23 +184,35 @@ def training(
     def step_at(width: int) -> tuple[Program, Any]:
         factory = partial(build, width)
         net, moving_vectors = _network_to_train(factory, ids, vectors)
-        names = {*_matrices(net), *moving_vectors}
+        matrices = _matrices(net)
         if not isinstance(optimiser, str):
             rates = _rates(factory(), optimiser)
+            names = {*matrices, *moving_vectors}
             return net, {name: rates.get(str(name), 0.0) for name in names}
         instance, _ = fresh(factory)
         trainable = {name for name, p in instance.named_parameters() if p.requires_grad}
-        if names <= trainable and not moving_vectors:
+        if matrices <= trainable and not moving_vectors:
             return net, lr
-        if isinstance(lr, Mapping):
-            rates = {**dict.fromkeys(moving_vectors, 0.0), **lr}
-        else:
-            rates = dict.fromkeys(names, lr)
-        frozen = names - trainable
-        return net, {**rates, **dict.fromkeys(frozen, 0.0)}
+        return net, _rates_by_parameter(lr, matrices, moving_vectors, trainable)
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at, kind
+
+
+def _rates_by_parameter(
+    lr: Any, matrices: set[Any], vectors: set[str], trainable: set[str]
+) -> dict[Any, float]:
+    """The learning rate of each parameter, of one for all or of those by name.
+
+    Vectors move only if they have a rate, and frozen parameters never.
+    """
+    names = {*matrices, *vectors}
+    if isinstance(lr, Mapping):
+        rates = {**dict.fromkeys(vectors, 0.0), **lr}
+    else:
+        rates = dict.fromkeys(names, lr)
+    frozen = names - trainable
+    return {**rates, **dict.fromkeys(frozen, 0.0)}
 
 
 def training_of_rule(
@@ -224,16 +237,42 @@ def training_of_rule(
         factory = partial(prepared, width)
         net, moving_vectors = _network_to_train(factory, ids, vectors)
         module = factory()
-        names = {id(p): k for k, p in module.named_parameters() if p.requires_grad}
-        rates = {}
-        for group in rule.param_groups(module, lr):
-            for p in group["params"]:
-                rates[names[id(p)]] = float(group["lr"])
-        trained = {*_matrices(net), *moving_vectors}
-        return net, {name: rates.get(str(name), 0.0) for name in trained}
+        groups = rule.param_groups(module, lr)
+        names = {*_matrices(net), *moving_vectors}
+        return net, _rates_of_groups(module, groups, names)
 
     step_at.__name__ = getattr(build, "__name__", "module")
     return step_at
+
+
+def _rates_of_groups(
+    module: Module, groups: Iterable[Mapping[str, Any]], names: Iterable[Any]
+) -> dict[Any, float]:
+    """The learning rates of these parameters, which must be in a group if they move.
+
+    Frozen parameters take no step, also those in a group.
+    """
+    rate_of: dict[int, float] = {}  # by the identity of the parameter
+    for group in groups:
+        for p in group["params"]:
+            rate_of[id(p)] = float(group["lr"])
+    # with all names of a parameter that modules share
+    parameter_of = dict(module.named_parameters(remove_duplicate=False))
+    rates = {}
+    for name in names:
+        p = parameter_of.get(str(name))
+        if p is None or not p.requires_grad:
+            rates[name] = 0.0
+        elif id(p) in rate_of:
+            rates[name] = rate_of[id(p)]
+        else:
+            raise ArgumentError(
+                "parametrisation",
+                "a rule",
+                f"with {name} of {type(module).__name__} in its param_groups, which"
+                " leave it out: it would not be trained",
+            )
+    return rates
 
 
 def _network_to_train(
@@ -241,7 +280,8 @@ def _network_to_train(
 ) -> tuple[Program, set[str]]:
     """The program of the loss, and the names of the vectors in it that take steps."""
     inputs = inputs_of(factory, ids, most_by_default=TRAINING_TOKENS)
-    laws, moving = None, set[str]()
+    laws = None
+    moving = set[str]()
     if vectors:
         laws = parameters(factory)
         moving = _vectors_of(laws, vectors)
@@ -308,8 +348,10 @@ def _rates(module: Any, optimiser: Callable[[Module], Any]) -> dict[str, float]:
     for group in step.param_groups:
         _check_group(type(step).__name__, group)
         for p in group["params"]:
+            if id(p) not in names:  # frozen: it takes no step
+                continue
             factor = _factor_of_first_step(type(step).__name__, group, p.shape)
-            rates[names.get(id(p), "")] = float(group["lr"]) * factor
+            rates[names[id(p)]] = float(group["lr"]) * factor
     return rates
 
 

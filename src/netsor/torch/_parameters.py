@@ -43,12 +43,12 @@ def parameters(
 ) -> Parameters:
     """The law of every parameter of a module at initialisation, by name.
 
-    Tied parameters are one. The laws are read from fresh samples of the module's own
-    initialisation. A factory is called several times; a module is copied, and the
-    methods that it has for that initialise it again. Nothing is computed with the
-    parameters. Standard deviations are those that the code gives torch (`normal_`,
-    `uniform_`, `randn`, and multiples of them) if the samples agree with them; others
-    are measured. Buffers that differ between the samples are parameters too.
+    Tied parameters count as one. The laws are read from fresh samples of the module's
+    own initialisation. A factory is called several times; a module is copied and
+    reinitialised by its own methods. Nothing is computed with the parameters. Standard
+    deviations are those that the code gives torch (`normal_`, `uniform_`, `randn`, and
+    multiples of them) if the samples agree with them; others are measured. Buffers that
+    differ between the samples are parameters too.
 
     Parameters
     ----------
@@ -56,8 +56,8 @@ def parameters(
         A factory that returns a new module each time, or a module that can initialise
         itself again.
     samples : int, optional
-        The number of initialisations, two or more; by default 8, and up to 512 if what
-        is measured has few entries.
+        The number of initialisations, two or more; by default 8, and up to 512 if a
+        measured parameter has few entries.
     seed : int
         The seed of torch's generator, whose state is restored afterwards.
     rng : numpy.random.Generator or int, optional
@@ -246,7 +246,8 @@ def _check_initialised(name: str, p: Any, samples: list[Sample]) -> None:
 
     present = p.detach().float().cpu().numpy().ravel()
     new = np.concatenate([sample.entries.numpy().ravel() for sample in samples])
-    present_rms, new_rms = root_mean_square(present), root_mean_square(new)
+    present_rms = root_mean_square(present)
+    new_rms = root_mean_square(new)
     # The relative error of the root mean square of n normals is √(1/2n). Eight of them
     # are exceeded by chance in none of millions of parameters.
     error = math.sqrt(1 / (2 * present.size) + 1 / (2 * new.size))
@@ -354,7 +355,8 @@ def _same_numbers(
     law: Parameter, earlier: Parameter, by_name: Mapping[str, list[Sample]]
 ) -> Parameter:
     """The law of a parameter that has the numbers of an earlier one, in some order."""
-    samples, originals = by_name[law.name], by_name[earlier.name]
+    samples = by_name[law.name]
+    originals = by_name[earlier.name]
     pairs = [
         (sample.entries, original.entries)
         for sample, original in zip(samples, originals, strict=True)

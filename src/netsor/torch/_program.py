@@ -60,8 +60,8 @@ def program(
 
     The module is captured by `torch.export` in evaluation mode. Its random parameters
     become matrices and vectors, with the laws of its own initialisation (`law.notes`
-    says where Gaussian numbers stand for others); what it computes only from its inputs
-    and buffers (positions, masks, rotary tables) is computed by torch. Widths are
+    says where Gaussian numbers replace others); values that depend only on its inputs
+    and buffers (positions, masks, rotary tables) are computed by torch. Widths are
     those of the module.
 
     Parameters
@@ -148,7 +148,10 @@ class TorchReader(Reader):
         )
         shapes, eps = _shapes_and_eps(node.meta.get("val"))
         of_array = partial(self._of_array, node) if len(random) == 1 else None
-        return Call(self.draws, shapes, eps, of_array)
+        nan_is_zero = bool(node.users)
+        for user in node.users:
+            nan_is_zero &= name_of(user) == "nan_to_num"
+        return Call(self.draws, shapes, eps, of_array, nan_is_zero)
 
     def can_be_deferred(self, node: Node, random: list[Any]) -> bool:
         """Whether torch can compute an operation from these scalars later."""
@@ -234,7 +237,8 @@ class TorchReader(Reader):
             not expected.dtype.is_floating_point and not is_comparison,
             f"makes {expected.dtype} of random numbers: only floating point is read",
         )
-        shape, torch_shape = tuple(result.shape), tuple(expected.shape)
+        shape = tuple(result.shape)
+        torch_shape = tuple(expected.shape)
         refuse_if(
             shape != torch_shape,
             f"a result of shape {torch_shape} is read in shape {shape}",

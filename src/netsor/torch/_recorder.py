@@ -47,7 +47,7 @@ class Recorder:
     module : torch.nn.Module
         The module that is trained.
     optimiser : torch.optim.Optimizer or list of them
-        What steps: one optimiser, or several, such as Muon and AdamW.
+        The optimiser of the loop, or several, such as Muon and AdamW.
     steps : int
         The last step that is recorded, counted from 0.
 
@@ -113,7 +113,7 @@ class Recorder:
         loss : torch.Tensor or float
             The mean loss of the batch, not divided by the number of accumulated passes.
         batch : optional
-            What the module was called with, as `check_run` takes it.
+            The inputs of the module, in the form that `check_run` takes.
         """
         if self.complete:
             self._before = []  # its last step is over
@@ -132,10 +132,11 @@ class Recorder:
         Parameters
         ----------
         folder : str or pathlib.Path
-            A folder that does not have these files yet.
+            A folder that does not contain these files yet.
         """
         folder = Path(folder)
-        log, batch = folder / "run.csv", folder / "batch.pt"
+        log = folder / "run.csv"
+        batch = folder / "batch.pt"
         for path in (log, batch):
             if path.exists():
                 raise ArgumentError(
@@ -160,7 +161,7 @@ class Recorder:
         optimiser: Callable[[Any], Any],
         **options: Any,
     ) -> RunCheck:
-        """Check what was recorded; the parameters are those of `check_run`."""
+        """Check the recorded steps; the parameters are those of `check_run`."""
         self._refuse_empty()
         if not self.batches:
             raise ValueError("no batch was recorded: call record(loss, batch)")
@@ -299,7 +300,8 @@ class Recorder:
     def _after_update(self, optimiser: Any, *_: Any) -> None:
         """Add the row of a step, or what another update adds to it."""
         if not self.complete and self._begins_step(optimiser):
-            self._before, self._latest = self._latest, []
+            self._before = self._latest
+            self._latest = []
             self._waiting = set(self._all)
             self._add_row()
         if not self._before:
@@ -320,7 +322,8 @@ class Recorder:
         row[PARAMETERS] = float(norm(self._before))
         row[RATE] = self._rate
         self.rows.append(row)
-        self._losses, self._gradients = [], {}
+        self._losses = []
+        self._gradients = {}
 
     def _update_norms(self) -> dict[str, float]:
         """The norms of the changes since the step began, of all and of each group."""
@@ -340,7 +343,8 @@ class Recorder:
             return
         self.close()
         self._before = []
-        actions, self._actions = self._actions, []
+        actions = self._actions
+        self._actions = []
         for action in actions:
             action()
 

@@ -218,7 +218,7 @@ def _has_rows(x: Any) -> bool:
 
 
 def read_batches(paths: Sequence[str | Path]) -> list[Any]:
-    """The batches of .pt, .npy and .safetensors files, which execute nothing.
+    """The batches in .pt, .npy and .safetensors files; reading them executes nothing.
 
     A .pt file holds a tensor, a tuple, a mapping, or a list of these, one for each
     step.

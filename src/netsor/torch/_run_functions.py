@@ -244,7 +244,8 @@ class NotCausal(TorchFunctionMode):  # type: ignore[misc]
 
 def _attention_to_all(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Attention without its causal mask, which may be its fourth argument."""
-    queries_keys_values, masks = args[:3], args[3:4]
+    queries_keys_values = args[:3]
+    masks = args[3:4]
     without_causal = [None if is_causal(mask) else mask for mask in masks]
     options = {**kwargs, "is_causal": False}
     if is_causal(options.get("attn_mask")):

@@ -24,6 +24,7 @@ from ..checks._run_check import (
     Hypothesis,
 )
 from ..checks._run_mistakes import (
+    LARGEST_FACTOR,
     divided_twice,
     labels_not_shifted,
     labels_shifted_twice,
@@ -214,7 +215,8 @@ def _to_bfloat16(module: Any) -> None:
 
 def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
     """Losses that are summed, or averaged over other tokens than the labels."""
-    tokens, rows = batch.label_count, batch.rows
+    tokens = batch.label_count
+    rows = batch.rows
     if tokens > 1:
         yield Hypothesis(
             "sum over tokens",
@@ -244,7 +246,8 @@ def _of_sums(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
 
 def _predicted_share(batch: Batch) -> float:
     """The share of labels that a token predicts, if the module shifts them itself."""
-    labels, ids = batch.labels, batch.ids
+    labels = batch.labels
+    ids = batch.ids
     if labels is None or ids is None or labels.shape != ids.shape or ids.ndim < 2:
         return 1.0
     counts = labels >= 0
@@ -265,7 +268,10 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     for form, question in forms.items() if loop.clip is not None else ():
         if form != "group" or probe.groups():
             yield Hypothesis(
-                f"clipped by {form}", question, replace(loop, clip_form=form)
+                f"clipped by {form}",
+                question,
+                replace(loop, clip_form=form),
+                cost=RARE,
             )
     yield from _of_clipped_scale(loop, probe)
     for name in probe.groups() if loop.clip is not None else ():
@@ -284,23 +290,29 @@ def _of_clipped_scale(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     scales = [norms, None if clipped is None else 1 / clipped]
     if loop.clip is None:
         return
-    for scale in dict.fromkeys(2 ** round(math.log2(x)) for x in scales if x):
-        if scale > 1:
+    for scale in dict.fromkeys(_power_of_two(x) for x in scales if x):
+        if 1 < scale <= LARGEST_FACTOR:
             yield Hypothesis(
                 "scale at clipping",
-                f"are gradients clipped while a loss scale, of {scale}, is still in"
+                f"are gradients clipped while a loss scale, of {scale:.0f}, is still in"
                 " them: does GradScaler.unscale_ come after clipping?",
                 replace(
                     loop,
-                    gradient_factor=float(scale),
-                    scale_at_clipping=float(scale),
+                    gradient_factor=scale,
+                    scale_at_clipping=scale,
                 ),
             )
 
 
+def _power_of_two(x: float) -> float:
+    """The nearest power of 2, on a logarithmic scale."""
+    return 2.0 ** round(math.log2(x))
+
+
 def _of_labels(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Labels that are shifted too little or too much."""
-    labels, ids = probe.batch.labels, probe.batch.ids
+    labels = probe.batch.labels
+    ids = probe.batch.ids
     has_tokens = ids is not None and ids.ndim > 1
     if not has_tokens or (labels is not None and labels.shape != ids.shape):
         return
@@ -351,7 +363,8 @@ def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
 
     def of_batch(batch: Batch) -> Batch:
         batch = _with_labels(batch)
-        labels, ids = batch.labels, batch.ids
+        labels = batch.labels
+        ids = batch.ids
         for _ in range(shift):
             labels = torch.cat([ids[:, :1], labels[:, :-1]], dim=1)
         if shift < 0:
@@ -364,7 +377,8 @@ def _shifted_labels(shift: int) -> Callable[[Batch], Batch]:
 def _of_padding(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Padding that counts."""
     batch = probe.batch
-    labels, ids = batch.labels, batch.ids
+    labels = batch.labels
+    ids = batch.ids
     is_padded = labels is not None and ids is not None and bool((labels < 0).any())
     if is_padded and labels.shape == ids.shape:
         yield Hypothesis(
@@ -488,7 +502,8 @@ def _counting(which: Callable[[Any], Any]) -> Callable[[Batch], Batch]:
     """
 
     def of_batch(batch: Batch) -> Batch:
-        labels, ids = batch.labels, batch.ids
+        labels = batch.labels
+        ids = batch.ids
         counted = labels >= 0
         shifted = torch.cat([ids[:, 1:], ids[:, -1:]], dim=1)
         aligned = ids if bool((labels == ids)[counted].all()) else shifted

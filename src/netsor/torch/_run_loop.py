@@ -33,7 +33,7 @@ from ..checks._run_check import (
     TrainingLoop,
 )
 from ._run_batches import IGNORED, LABELS, Batch
-from ._run_setup import Setup, groups_of, setup_of
+from ._run_setup import Setup, groups_of, held_groups, setup_of
 
 
 def _unchanged(*_: Any) -> None:
@@ -70,7 +70,8 @@ class Loop(TrainingLoop):
     zero : str
         When gradients are zeroed: at each "step", at each "pass" or "never"; "held":
         at each step, those of the parameters that the optimiser holds; "before": at
-        each step, before the optimiser uses them.
+        each step, before the optimiser, which finds none; "zeros before": the same, and
+        it finds zeros.
     schedule : str
         The schedule steps "after" the optimiser, "before" it, at each "pass", or "off".
         "late": the first learning rate is 0, and the schedule begins at step 1;
@@ -86,6 +87,9 @@ class Loop(TrainingLoop):
     clip_form : str
         What is clipped: the norm of "all" gradients, of "each" one, of each "group" or
         "only" one group, each "value", or all by the "largest" entry.
+    groups : str
+        The groups of logged norms: those of the optimiser as "declared", or as it is
+        "held" if it lacks parameters, which a `Recorder` sees.
     scale_at_clipping : float
         By what gradients are too large when they are clipped; they are divided by it
         afterwards.
@@ -116,6 +120,7 @@ class Loop(TrainingLoop):
     weight: Callable[[Batch], float] | None = None
     clip_each_pass: bool = False
     clip_form: str = "all"
+    groups: str = "declared"
     scale_at_clipping: float = 1.0
     of_gradients: Callable[[Mapping[str, Sequence[Any]]], None] = _unchanged
     first_alone: float = 0.0
@@ -138,10 +143,12 @@ class Loop(TrainingLoop):
 
     def batches_of(self, step: int) -> list[Batch]:
         """The batches of a step, on the device."""
-        first, end = step * self.accumulation, (step + 1) * self.accumulation
+        first = step * self.accumulation
+        end = (step + 1) * self.accumulation
         if self.first_alone:  # one pass, and then whole steps
             shift = self.accumulation - 1
-            first, end = max(first - shift, 0), end - shift
+            first = max(first - shift, 0)
+            end = end - shift
         return [self.batch(number) for number in range(first, end)]
 
     def batch(self, number: int) -> Batch:
@@ -172,8 +179,9 @@ def run(loop: Loop, seed: int) -> dict[str, Floats]:
         module = new_module_on(loop.build, loop.device)
         loop.of_module(module)
         setup = setup_of(loop.optimiser, module)
-        groups = groups_of(setup.param_groups)
+        declared = groups_of(setup.param_groups)
         loop.of_optimiser(module, setup)
+        groups = declared if loop.groups == "declared" else held_groups(setup)
         module.train()
         torch.manual_seed(seed)  # so that changes of the module leave dropout alone
         initial = copy.deepcopy(module) if loop.logged_weights == "initial" else None
@@ -187,6 +195,9 @@ def run(loop: Loop, seed: int) -> dict[str, Floats]:
             rows.append(torch.stack([x.detach().cpu().double() for x in row.values()]))
     numbers = torch.stack(rows[loop.logged_first :], dim=1).numpy()
     named = dict(zip(row, numbers, strict=True))
+    for name in set(declared) - set(groups):  # which the optimiser does not hold
+        for quantity in (GRADIENT, UPDATE):
+            named[f"{quantity}/{name}"] = np.zeros(loop.steps + 1)
     return named if loop.of_log is None else loop.of_log(named)
 
 
@@ -245,7 +256,7 @@ def _step(
         row[f"{UPDATE}/{name}"] = norm(
             [updates[id(p)] for p in members if id(p) in updates]
         )
-    if loop.zero in ("step", "before"):
+    if loop.zero in ("step", "before", "zeros before"):
         module.zero_grad(set_to_none=True)
     if loop.zero == "held":
         setup.zero_grad()
@@ -256,12 +267,15 @@ def _prepare_gradients(
     loop: Loop, parameters: Sequence[Any], groups: Mapping[str, Sequence[Any]]
 ) -> None:
     """Clip gradients, and what else happens to them before the optimiser."""
-    factor = 0.0 if loop.zero == "before" else 1 / loop.scale_at_clipping
     if loop.clip is not None:
         _clip(loop.clip_form, loop.clip, parameters, groups)
-    for p in parameters if factor != 1 else ():
-        if p.grad is not None:
-            p.grad.mul_(factor)
+    for p in parameters:
+        if loop.zero == "before":
+            p.grad = None
+        elif p.grad is not None and loop.zero == "zeros before":
+            p.grad.zero_()
+        elif p.grad is not None and loop.scale_at_clipping != 1:
+            p.grad.div_(loop.scale_at_clipping)
 
 
 def _clip(

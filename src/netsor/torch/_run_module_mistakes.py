@@ -32,7 +32,7 @@ from ._run_functions import (
     without_residuals,
 )
 from ._run_loop import Loop
-from ._run_probe import MOST_FAMILIES, Probe, owner, starred
+from ._run_probe import MOST_FAMILIES, Probe, left_out, owner, starred
 
 MOST_PARTS = 8  # groups and tables that are left out or frozen, each of its own
 MOST_BLOCKS = 4  # the first and last ones, each frozen by itself
@@ -649,10 +649,11 @@ def of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             replace(loop, of_optimiser=frozen([path])),
         )
     for path in [*parts, *blocks] if len(parts) > 1 else []:
-        yield Hypothesis(
+        yield from left_out(
+            probe,
             "part left out",
             f"is {path} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out([path]), zero="held"),
+            _without_parts([path]),
         )
     if len(parts) > 2:
         yield Hypothesis(
@@ -660,10 +661,11 @@ def of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             f"is all but {parts[-1]} frozen, as under torch.no_grad()?",
             replace(loop, of_optimiser=frozen(parts[:-1])),
         )
-        yield Hypothesis(
+        yield from left_out(
+            probe,
             "all but the last left out",
             f"does the optimiser hold the parameters of {parts[-1]} only?",
-            replace(loop, of_optimiser=_left_out(parts[:-1]), zero="held"),
+            _without_parts(parts[:-1]),
         )
     for title, names in list(probe.families().items())[:MOST_FAMILIES]:
         verb = "are" if title.startswith("all ") else "is"
@@ -673,10 +675,11 @@ def of_frozen(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
             replace(loop, of_optimiser=frozen(names)),
             cost=1.0,
         )
-        yield Hypothesis(
+        yield from left_out(
+            probe,
             "part left out",
             f"{verb} {title} left out of the optimiser?",
-            replace(loop, of_optimiser=_left_out(names), zero="held"),
+            _without_parts(names),
             cost=1.0,
         )
 
@@ -712,7 +715,7 @@ def frozen(names: Iterable[str]) -> Callable[[Any, Any], None]:
     return of_optimiser
 
 
-def _left_out(names: Iterable[str]) -> Callable[[Any, Any], None]:
+def _without_parts(names: Iterable[str]) -> Callable[[Any, Any], None]:
     """A function that takes parts or parameters out of the optimiser."""
 
     def of_optimiser(module: Any, setup: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from ..checks._run_check import FITTED, RARE, RATE, UPDATE, Hypothesis
 from ..checks._run_mistakes import two_updates
 from ._run_loop import Loop
-from ._run_probe import Probe
+from ._run_probe import Probe, left_out
 from ._run_setup import Setup, setup_of
 
 MOST_GROUPS = 8  # that are left out, each by itself
@@ -39,15 +39,16 @@ def of_updates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     yield two_updates(loop)
     yield Hypothesis(
         "no updates",
-        "does the optimiser not step, or hold other parameters, or are gradients zeroed"
-        " before it steps?",
+        "does the optimiser not step, or hold other parameters?",
         replace(loop, updates=0),
     )
-    yield Hypothesis(
-        "zeroed before the update",
-        "are gradients zeroed before the optimiser uses them?",
-        replace(loop, zero="before"),
-    )
+    for zero in ("before", "zeros before"):
+        yield Hypothesis(
+            f"zeroed: {zero}",
+            "are gradients zeroed before the optimiser uses them?",
+            replace(loop, zero=zero),
+            cost=1.0,
+        )
     yield Hypothesis(
         "other parameters",
         "does the optimiser hold other parameters, such as those of a copy, so that it"
@@ -115,9 +116,11 @@ def _of_rate_factor(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         return
     count = round(max(factor, 1 / factor))
     if count not in (1, 2, 10):
-        times, value = f"{count} times", float(count)
+        times = f"{count} times"
+        value = float(count)
         if factor < 1:
-            times, value = f"1/{count} of", 1 / count
+            times = f"1/{count} of"
+            value = 1 / count
         yield Hypothesis(
             "learning rate",
             f"is the learning rate {times} what it should be?",
@@ -137,10 +140,11 @@ def of_groups(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     """Groups that the optimiser does not hold, or with settings of others."""
     names = probe.groups()
     for k, name in enumerate(names[:MOST_GROUPS]):
-        yield Hypothesis(
+        yield from left_out(
+            probe,
             "group left out",
             f"is parameter group {name} left out of the optimiser?",
-            replace(loop, of_optimiser=_without_group(k), zero="held"),
+            _without_group(k),
         )
     groups = list(zip(names, probe.setup.param_groups, strict=False))[:MOST_GROUPS]
     for (j, (first, one)), (k, (second, other)) in itertools.combinations(
@@ -176,7 +180,8 @@ def _with_exchanged(make: Make, first: int, second: int) -> Make:
 
     def of_module(module: Any) -> Setup:
         setup = setup_of(make, module)
-        one, other = setup.param_groups[first], setup.param_groups[second]
+        one = setup.param_groups[first]
+        other = setup.param_groups[second]
         rates = [_settings(group)[0] for group in (one, other)]
         if all(rates):
             _multiply_rate(setup, first, rates[1] / rates[0])

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -171,6 +171,24 @@ def _titles(name: str) -> list[str]:
 
 
 Rule = Callable[[Loop, Probe], Iterator[Hypothesis]]
+
+
+def left_out(
+    probe: Probe,
+    name: str,
+    question: str,
+    of_optimiser: Callable[[Any, Setup], None],
+    cost: float = 0.0,
+) -> Iterator[Hypothesis]:
+    """A mistake of an optimiser that does not hold some parameters.
+
+    The groups of a log are as they should be, or as a `Recorder` sees them.
+    """
+    wrong_loop = replace(probe.loop, of_optimiser=of_optimiser, zero="held")
+    yield Hypothesis(name, question, wrong_loop, cost)
+    if probe.departures.has_groups():
+        recorded = replace(wrong_loop, groups="held")
+        yield Hypothesis(f"{name}, as recorded", question, recorded, cost)
 
 
 def _is_range(ids: Any) -> bool:

@@ -64,7 +64,7 @@ class RunProposal:
 
     @property
     def verdict(self) -> str:
-        """The proposed size, with what it detects and what it costs."""
+        """The proposed size, with the factor that it detects and its cost."""
         best = self.sizes[-1]
         size = f"{counted(best.sequences, 'sequence')} of {best.tokens} tokens"
         if not self.ok:
@@ -125,7 +125,7 @@ def propose_batch(
     Returns
     -------
     RunProposal
-        The proposed size, and what smaller ones detect.
+        The proposed size, and the factors that smaller ones detect.
 
     Examples
     --------

@@ -68,7 +68,8 @@ def setup_of(make: Callable[[Any], Any], module: Any) -> Setup:
     result = make(module)
     if isinstance(result, Setup):
         return result
-    optimisers, schedules = [], []
+    optimisers = []
+    schedules = []
     for x in _parts(result):
         if isinstance(x, torch.optim.Optimizer):
             optimisers.append(x)
@@ -104,3 +105,8 @@ def groups_of(param_groups: list[dict[str, Any]]) -> dict[str, list[Any]]:
             name = str(k)
         groups[name] = list(group["params"])
     return groups
+
+
+def held_groups(setup: Setup) -> dict[str, list[Any]]:
+    """The same of the groups that have parameters."""
+    return groups_of([group for group in setup.param_groups if group["params"]])

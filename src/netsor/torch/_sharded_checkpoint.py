@@ -33,6 +33,8 @@ ALLOWED = {
     "torch": {"Size", "device"},
     "collections": {"OrderedDict", "defaultdict"},
     "pathlib": {"Path", "PosixPath", "PurePosixPath"},
+    # where Python 3.13 defines them
+    "pathlib._local": {"Path", "PosixPath", "PurePosixPath"},
     "builtins": {"set", "frozenset", "list", "dict", "int", "str"},
 }
 
@@ -53,6 +55,8 @@ class _Metadata(pickle.Unpickler):
             getattr(torch, name, None), torch.dtype
         )
         if name in ALLOWED.get(module, ()) or is_type:
+            if module == "pathlib._local":  # other versions have only pathlib
+                module = "pathlib"
             return super().find_class(module, name)
         raise pickle.UnpicklingError(f"{module}.{name} is not a part of metadata")
 
@@ -78,7 +82,13 @@ def chunks_of(folder: Path) -> dict[str, list[Chunk]]:
             str(folder),
             f"a folder that can be read: {error.strerror or error}",
         ) from None
-    except (pickle.UnpicklingError, AttributeError, LookupError, EOFError) as error:
+    except (
+        pickle.UnpicklingError,
+        AttributeError,
+        LookupError,
+        EOFError,
+        RuntimeError,  # of torch.load, for a file that was cut
+    ) as error:
         raise ValueError(
             f"weights={str(folder)!r} is not a checkpoint of"
             f" torch.distributed.checkpoint: {error}"
@@ -88,6 +98,10 @@ def chunks_of(folder: Path) -> dict[str, list[Chunk]]:
 
 def _tensor(folder: Path, place: Any) -> Any:
     """The tensor that is stored at a place of a file."""
+    if getattr(place, "transform_descriptors", None):  # since PyTorch 2.7
+        raise ValueError(
+            f"weights={str(folder)!r} has compressed shards: save it without extensions"
+        )
     name = Path(str(place.relative_path)).name  # inside the folder
     with open(folder / name, "rb") as file:
         file.seek(place.offset)

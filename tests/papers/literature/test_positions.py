@@ -54,7 +54,6 @@ def engine_shares(network, attention, gated):
     ("gated", "window", "sinks"),
     keep(
         [(False, None, 0), (True, 3, 1), (True, None, 0)],
-        (False, None, 0),
         (True, 3, 1),
     ),
 )

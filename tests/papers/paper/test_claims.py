@@ -202,8 +202,8 @@ def test_distance_is_to_the_limit_as_it_was_given(broken):
     """Through replicas of the right limit, a wrong one would be at the right one's
     distance.
     """
-    right = ns.paper.layer().law(n=ns.inf, draws=20_000)
-    finite = ns.paper.layer().law(n=256, draws=20_000)
+    right = ns.paper.layer().law(n=ns.inf, draws=5_000)
+    finite = ns.paper.layer().law(n=256, draws=5_000)
     wrong = broken(right)
     wrong = HeadSum(
         wrong.head,

@@ -214,6 +214,7 @@ def test_ntk_exponents_hold_for_every_optimiser(optimiser):
         )
 
 
+@pytest.mark.slow
 def test_adam_with_one_rate_for_the_tangent_parameters_grows():
     """n^(−1/2) for entries is a constant rate for entries over their standard
     deviation: updates grow like √n.

@@ -429,7 +429,7 @@ def _kernel(
     A fresh matrix applied to the tokens has this covariance.
     """
     has_scores = any(
-        isinstance(value.op, Dot) and value.op.power == 0.5
+        isinstance(value.op, Dot) and value.op.is_score
         for value in topological_order([tokens])
     )
     if has_scores:

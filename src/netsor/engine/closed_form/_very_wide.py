@@ -142,7 +142,8 @@ def _change(a: Floats, b: Floats) -> _Change | None:
     Both are (replicas, …). None if a number neither converges nor falls. Round-off of 0
     may do anything but grow.
     """
-    size_a, size_b = np.abs(a), np.abs(b)
+    size_a = np.abs(a)
+    size_b = np.abs(b)
     mean_size = size_b.mean(axis=0)  # over replicas, for each number
 
     # a number converges if it changes little in most replicas, relative to its size
@@ -171,7 +172,8 @@ def _falls_again(b: Floats, c: Floats, falls: Bools) -> bool:
 
     b and c are (replicas, numbers), and `falls` (numbers,) marks the falling ones.
     """
-    size_b, size_c = np.abs(b), np.abs(c)
+    size_b = np.abs(b)
+    size_c = np.abs(c)
     rounding = ROUNDING * size_b.mean(axis=0).max(initial=0.0)
     is_smaller = (size_b > MIN_FALL * size_c) | (size_c <= rounding)
     share_of_replicas = is_smaller.mean(axis=0)

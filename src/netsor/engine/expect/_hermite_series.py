@@ -266,7 +266,8 @@ def _integrals_on_panels(
     starts = np.searchsorted(panels.row, np.arange(rows + 1)) * NODE_COUNT
     coefficients = np.empty((terms, rows))
     for block in slices(rows, CACHED_NODES * rows // len(x)):
-        first, end = starts[block.start], starts[block.stop]
+        first = starts[block.start]
+        end = starts[block.stop]
         nodes = slice(first, end)
         product = np.empty(end - first)
         for k, h in enumerate(_hermite(x[nodes], terms, factor_of_h[nodes])):

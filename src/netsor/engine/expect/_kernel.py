@@ -735,7 +735,8 @@ def kernel(
     is_same = x is y and xx is yy
     rows_x, lead_x = _single(x, xx)
     if is_same:
-        rows_y, lead_y = rows_x, lead_x
+        rows_y = rows_x
+        lead_y = lead_x
     else:
         rows_y, lead_y = _single(y, yy)
     shape, ix, iy = paired(lead_x, lead_y, xy.shape[:-2])

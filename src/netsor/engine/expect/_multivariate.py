@@ -22,7 +22,7 @@ from ..._array_api import Array
 from ..._sobol import Sobol
 from ...runtime._cancel import check_cancelled
 from ..plan._expectation_cost import SETS, log_points
-from ..plan._ops import alike
+from ..plan._ops import FUNCTION_ENTRIES_PER_BATCH, alike
 from ._univariate import BatchedFunction, flattened, paired, slices
 
 # `integrand(rows, z)` is (rows, outputs, N) for row numbers and nodes z (variables, N)
@@ -277,9 +277,15 @@ def kernel_of_several(
     a (..., i, r, directions) and b (..., j, s, directions) are the coordinates of the
     arguments of x and y, without their means.
     """
+    is_symmetric = x is y and a is b
     u = _row_arguments(x, a)
-    v = _row_arguments(y, b)
+    v = u if is_symmetric else _row_arguments(y, b)
     shape, row_of_u, row_of_v = paired(u.lead, v.lead)
+    is_computed = np.ones(len(row_of_u), dtype=bool)
+    if is_symmetric:  # one of (i, j) and (j, i)
+        is_computed = row_of_u <= row_of_v
+        row_of_u = row_of_u[is_computed]
+        row_of_v = row_of_v[is_computed]
     factor, rank = _factors_of_pairs(u.rows, v.rows, row_of_u, row_of_v)
     arguments_of_u = u.mean.shape[-1]
 
@@ -288,11 +294,23 @@ def kernel_of_several(
         variables = len(z)
         deviation = factor[pairs][:, :, :variables] @ z  # (pairs, arguments, N)
         f = u.applied(row_of_u[pairs], deviation[:, :arguments_of_u])
-        g = v.applied(row_of_v[pairs], deviation[:, arguments_of_u:])
+        if is_symmetric and (row_of_u[pairs] == row_of_v[pairs]).all():
+            g = f
+        else:
+            g = v.applied(row_of_v[pairs], deviation[:, arguments_of_u:])
         return (f * g)[:, None, :]
 
+    def of_all_pairs(computed: Array) -> Array:
+        """The array (..., i, j) of numbers that were computed for some pairs."""
+        numbers = np.zeros(shape)
+        numbers[is_computed.reshape(shape)] = computed[:, 0]
+        if is_symmetric:
+            upper = np.triu(numbers, 1)
+            numbers += np.swapaxes(upper, -1, -2)
+        return numbers
+
     value, error = expected(integrand, rank, 1)
-    return value.reshape(shape), error.reshape(shape)
+    return of_all_pairs(value), of_all_pairs(error)
 
 
 def _factors_of_pairs(
@@ -370,7 +388,16 @@ class _Arguments(NamedTuple):
     sign: Array  # (rows, r): 1 if equal, −1 if opposite
 
     def applied(self, rows: Array, deviation: Array) -> Array:
-        """φ at means plus deviations (rows, r, N), for some rows; (rows, N).
+        """φ at means plus deviations (rows, r, N), for some rows; (rows, N)."""
+        count, _, nodes = deviation.shape
+        values = np.empty((count, nodes))
+        # the arrays that φ makes on its way fit in a cache
+        for piece in slices(nodes, FUNCTION_ENTRIES_PER_BATCH // max(count, 1)):
+            values[:, piece] = self._applied(rows, deviation[:, :, piece])
+        return values
+
+    def _applied(self, rows: Array, deviation: Array) -> Array:
+        """`applied` at some of the nodes.
 
         Equal arguments get equal numbers, and opposite ones opposite numbers.
         """

@@ -54,7 +54,9 @@ class Library(_gram_schmidt.LinalgBackend):
 
         The method may overwrite `fresh` matrices, which nobody else uses.
         """
-        return a + self.xp.eye(a.shape[-1], dtype=a.dtype) * more[..., None]
+        size = a.shape[-1]
+        identity = self.xp.eye(size, dtype=a.dtype)
+        return a + identity * more[..., None]  # row i of the identity times number i
 
     def columns(self, gram: Array, floor: Array) -> Array:
         """The factor of any Gram matrix, slowly, with floors (…, 1, rows)."""

@@ -247,7 +247,7 @@ def _dot(state: State, value: Scalar, op: ops.Dot) -> Register:
     """Scores n^(−1/2) ⟨x_i, y_j⟩ and means ⟨x_i, y_j⟩/n."""
     builder = state.builder
     infinite = op.x in state.analysis.infinite
-    if infinite and op.power == 0.5:
+    if infinite and op.is_score:
         return score(state, value, op.x, op.y)
     if infinite and not state.meets(op.x, op.y, value.ndim).any():
         return builder.constant(np.zeros(value.shape))

@@ -547,7 +547,7 @@ def _scored_groups(
 def _factors_of_scores(values: Sequence[Value]) -> Iterable[Value]:
     """The inputs of operations that read parts of order n^(−1/2)."""
     for value in values:
-        is_score = isinstance(value.op, Dot) and value.op.power == 0.5
+        is_score = isinstance(value.op, Dot) and value.op.is_score
         if is_score or isinstance(value.op, AdjointCorrection):
             yield from value.op.inputs
 

@@ -30,7 +30,7 @@ from ..plan._ir import Register
 from ..plan._ir_builder import Builder
 from ._analysis import ancestors
 from ._components import FrameBatch
-from ._infinite_frames import InfiniteWidthFrame
+from ._infinite_frames import SourceFrame
 from ._linear import crossed_products, paired_products, products
 from ._state import Fluctuation, State, Unit, pairs_meet, unknown_along
 
@@ -245,7 +245,7 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
     unknown = np.zeros(1, dtype=bool)
     for group in state.groups_of(x):
         frame = state.frames[group]
-        if y not in group.positions or not isinstance(frame, InfiniteWidthFrame):
+        if y not in group.positions or not isinstance(frame, SourceFrame):
             continue
         x_sets = _inside(state, x, group)
         y_sets = _inside(state, y, group)
@@ -259,7 +259,7 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
 
 
 def _blocks_without_law(
-    frame: InfiniteWidthFrame, x_directions: int, y_directions: int
+    frame: SourceFrame, x_directions: int, y_directions: int
 ) -> list[tuple[int, int]]:
     """Pairs of sets of directions, of x and of y, whose normals N have no known law.
 

@@ -47,7 +47,7 @@ from ..plan._ir import Register
 from ..plan._ir_builder import named
 from ._analysis import ancestors
 from ._dual_numbers import Dual, guard, none, not_known, span
-from ._infinite_frames import InfiniteWidthFrame, LimitFrame, NodeFrame, NodesNeeded
+from ._infinite_frames import LimitFrame, NodeFrame, NodesNeeded, SourceFrame
 from ._linear import (
     SUM_RTOL,
     apply_linear,
@@ -576,7 +576,7 @@ def _reject_unknown_score(state: State, value: Scalar) -> NoReturn:
     without_nodes = frozenset(
         group.number
         for group in state.analysis.groups
-        if group.nonlinear and isinstance(state.frames[group], InfiniteWidthFrame)
+        if group.nonlinear and isinstance(state.frames[group], SourceFrame)
     )
     if without_nodes:
         raise NodesNeeded(without_nodes)

@@ -21,7 +21,15 @@ import numpy as np
 from ..._array_api import Ints
 from ..plan._ir import Register
 from ..plan._ir_builder import Builder
-from ..run._rng_keys import CHI, COORDINATES, CROSS, ORIENTATION, ORIENTATION_CHI, OWN
+from ..run._rng_keys import (
+    CHI,
+    COORDINATES,
+    CROSS,
+    FRAME,
+    ORIENTATION,
+    ORIENTATION_CHI,
+    OWN,
+)
 from ._components import FrameBatch, SeedKey
 
 
@@ -41,8 +49,8 @@ class Frame(ABC):
     is_standard_basis : bool
         Whether the directions are the coordinates α themselves, until it is rebased.
     can_rebase : bool
-        Whether it gains directions as a program goes on; it is rebased when they are
-        many.
+        Whether other directions may replace these, because no random numbers belong to
+        them. It is rebased when it has many more directions than vectors in use.
     """
 
     is_standard_basis = False
@@ -226,7 +234,7 @@ class BartlettFrame(Frame):
         frames = self.group.frames
         count = len(self.picked)
         self.orientations += 1
-        seed_key = (2**20, self.orientations, self.group.number)
+        seed_key = (FRAME, self.orientations, self.group.number)
         coordinates = "coordinates" if count > 1 else "coordinate"
         label = f"the first {coordinates} of each direction"
         point = builder.draw(

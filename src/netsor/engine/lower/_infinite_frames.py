@@ -27,7 +27,7 @@ from ..passes.fuse_nonlinearities import Composed, jumps
 from ..plan._expectation_ops import COORDINATE_NODES, COORDINATE_NODES_OF_SHIFT
 from ..plan._ir import Register
 from ..plan._ir_builder import Builder, named
-from ..run._rng_keys import CROSS, NODE_SHIFTS, OWN
+from ..run._rng_keys import CROSS, FRAME, NODE_SHIFTS, OWN
 from ._components import FrameBatch, SeedKey
 from ._finite_frames import Frame, spanned
 from ._residual_features import (
@@ -95,7 +95,7 @@ class NodesNeeded(Exception):
 
 
 class LimitFrame(Frame):
-    """Frames at infinite width, with the structure of their vectors.
+    """Frames by the structure of their vectors, for means instead of coordinates.
 
     A vector is a combination of basis functions: (1, …, 1), sources and outputs of
     nonlinearities. They are numbered, and those that a vector may contain are a bit
@@ -117,8 +117,18 @@ class LimitFrame(Frame):
         """`constant_entry`: each coordinate of (1, …, 1), or None without it."""
         super().__init__(group, builder, directions, constant_entry)
         self.blocks: list[Directions] = []
-        if constant_entry is not None:  # (1, …, 1) is the first basis function
+        if self.has_ones:  # (1, …, 1) is the first basis function
             self.blocks.append(Directions(start=0, stop=1, seed_key=NO_VALUE))
+
+    @property
+    def has_ones(self) -> bool:
+        """Whether (1, …, 1) is a basis function."""
+        return self.constant is not None
+
+    @property
+    def bit_of_ones(self) -> int:
+        """The set of (1, …, 1) alone; the empty set without it."""
+        return CONSTANT if self.has_ones else 0
 
     def add_block(
         self,
@@ -167,7 +177,7 @@ class LimitFrame(Frame):
         sets of basis functions along which they can have some. `params` are the p,
         (frames, k) each.
         """
-        ones = CONSTANT if self.group.constant else 0
+        ones = self.bit_of_ones
         supports = []
         centred = []
         nested = False
@@ -208,7 +218,7 @@ class LimitFrame(Frame):
         the functions, by what they do when sources change their signs.
         """
         bits = slopes(factors)
-        if self.group.constant and not has_mean_zero(factors):
+        if self.has_ones and not has_mean_zero(factors):
             bits |= CONSTANT
         for block in self.blocks:
             if block.feature is None:
@@ -224,7 +234,7 @@ class LimitFrame(Frame):
         functions `bits`; 0 if it is a number.
         """
         sources, is_linear = self.sources(bits)
-        ones = CONSTANT if self.group.constant else 0
+        ones = self.bit_of_ones
         has_mean = bool(sources & ones)
         # a sum of sources changes its sign with them; a number does not
         change = SignFactor(
@@ -238,20 +248,23 @@ class LimitFrame(Frame):
         return along
 
 
-class InfiniteWidthFrame(LimitFrame):
+class SourceFrame(LimitFrame):
     """Frames whose directions are sources, and residuals of outputs of nonlinearities.
 
     A basis function is a direction here, so that sets of functions are sets of
-    directions.
+    directions. These are the frames at infinite width, and at any width those of
+    sources of which only the means are asked for (see `State.frame_for`).
     """
 
     def __init__(
         self, group: FrameBatch, builder: Builder, ones: bool, scored: bool
     ) -> None:
-        """`ones`: with (1, …, 1) first. `scored`: scores of these vectors are asked."""
+        """`ones`: with (1, …, 1) first, also where it is no vector of the group.
+        `scored`: scores of these vectors are asked for.
+        """
         constant_entry = 1.0 if ones else None
         super().__init__(group, builder, int(ones), constant_entry)
-        # no random numbers belong to its directions then
+        # the normals of scores and the residuals of nonlinearities belong to directions
         self.can_rebase = not group.nonlinear and not scored
         # The results of `normals` by its arguments. With `functools.cache` there would
         # be a cycle of references, which is garbage to collect.
@@ -294,7 +307,7 @@ class InfiniteWidthFrame(LimitFrame):
             raise NodesNeeded(frozenset([self.group.number]))
         along = self._directions_of_features(new, linear)
         rows = new.basis.add(
-            self.builder, new, seed_key, self.directions, linear, self.group.constant
+            self.builder, new, seed_key, self.directions, linear, self.has_ones
         )
         block = self.add_block(
             rows.shape[-1] - self.directions, seed_key, feature=new, along=along
@@ -316,7 +329,7 @@ class InfiniteWidthFrame(LimitFrame):
             shared = along & block.along & ~new.slopes
             if shared or new.related(block.feature):
                 along |= block.bits
-        if self.group.constant and not has_mean_zero(new.signs):
+        if self.has_ones and not has_mean_zero(new.signs):
             along |= CONSTANT
         return along
 
@@ -606,7 +619,7 @@ class NodeFrame(LimitFrame):
         nodes = self.nodes
         normals = builder.draw(
             "normals",
-            (2**20, 0, self.group.number, CROSS, max(0, builder.shift - 2)),
+            (FRAME, 0, self.group.number, CROSS, max(0, builder.shift - 2)),
             (self.group.frames, 1, nodes),
             f"scores: a normal for each of {nodes} nodes",
         )

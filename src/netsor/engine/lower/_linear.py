@@ -36,7 +36,7 @@ from ..graph._orders import (
 from ..plan._ir import Register
 from ..plan._ir_builder import Builder
 from ._components import FrameBatch
-from ._infinite_frames import InfiniteWidthFrame, NodeFrame
+from ._infinite_frames import NodeFrame, SourceFrame
 from ._state import LoweredVector, State
 
 # A known coordinate of a vector that is smaller than this, relative to the size of its
@@ -355,7 +355,7 @@ def _crossed_in_group(
     if isinstance(frame, NodeFrame):
         product = builder.step("multiply", rows, frame.white_noise())
         return [builder.pad_or_cut(product, stop)]
-    assert isinstance(frame, InfiniteWidthFrame)
+    assert isinstance(frame, SourceFrame)
     # the directions that x and y use, as bits
     x_set = union(state.sets(x).ravel()[group.positions[x]])
     y_set = union(state.sets(y).ravel()[group.positions[y]])

@@ -81,7 +81,7 @@ def check_jumps(state: State, value: Vector | Scalar) -> None:
         raise ExactError(
             value,
             f"{named(op.f)} jumps at the limit of its argument as n → ∞, and at every"
-            " width the argument is on either side of that",
+            " width the argument falls on either side of it",
         )
 
 
@@ -111,7 +111,7 @@ def _check_orthogonalised(state: State, value: Vector | Scalar, op: Apply) -> No
         raise ScoreError(
             value,
             f"{optimiser} orthogonalises a gradient whose limit is 0: as n → ∞ its"
-            " directions are those of fluctuations",
+            " directions are random fluctuations",
         )
 
 

@@ -24,7 +24,6 @@ import numpy as np
 from ...language.operations._operation import Mix
 from ...language.values._array import Value
 from ..graph._orders import bit_range
-from ..plan import _cost_model
 from ..plan._ir import Register
 from ._analysis import local_coordinates
 from ._components import FrameBatch
@@ -33,6 +32,15 @@ from ._state import Ints, State
 # Rebase a frame before it grows, if it has more directions than this for each vector
 # in use.
 DIRECTIONS_PER_VECTOR = 2
+
+# Rebase a frame in the standard basis after its last nonlinearity, if the space has at
+# least this many dimensions for each vector in use: then each vector has at most half
+# as many coordinates.
+DIMENSIONS_PER_VECTOR = 2
+
+# Or if the vectors are fewer than this: the Gram matrix of so few costs little beside
+# the steps of a plan themselves, at any width.
+FEW_VECTORS = 64
 
 # A frame of a space with at most this many coordinates for each vector in use may grow
 # to full dimension: rebasing it costs more.
@@ -82,8 +90,8 @@ def _rebasing_costs_little(group: FrameBatch, vectors: int) -> bool:
     It multiplies the coordinates of all vectors by the new directions. That is cheap
     for few vectors, and for at most half as many vectors as the space has dimensions.
     """
-    few_vectors = vectors < _cost_model.FEWEST
-    return few_vectors or DIRECTIONS_PER_VECTOR * vectors <= group.width
+    few_vectors = vectors < FEW_VECTORS
+    return few_vectors or DIMENSIONS_PER_VECTOR * vectors <= group.width
 
 
 def _has_room(state: State, group: FrameBatch, vectors: int) -> bool:

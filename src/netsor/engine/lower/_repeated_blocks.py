@@ -14,8 +14,9 @@ At infinite width every block has numbers of its own, and all are lowered.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -30,6 +31,8 @@ from ...language.values._scalar import Scalar
 from ...language.values._vector import Vector
 from ..plan._ir import Loop, Register, Step, loop_key, loops
 from ..plan._ir_builder import Builder
+from ..run._rng_keys import FRAME
+from ._finite_frames import BartlettFrame
 from ._outputs import Output, results
 from ._state import State
 
@@ -310,6 +313,9 @@ def unrolled_results(state: State, short: ShortProgram) -> tuple[Register, Regis
             raise NotPeriodicError
     lowered = dict(zip(short.outputs, analysis.outputs, strict=True))
     unroller = _Unroller(state.builder, short)
+    for group, frame in state.frames.items():
+        if isinstance(frame, BartlettFrame):
+            frame.orientations += unroller.added_orientations[group.number]
     outputs: list[Output] = []
     registers: dict[Value, Register] = {}
     for output in short.whole_outputs:
@@ -376,14 +382,19 @@ class _Unroller:
         ]
         self.blocks_per_time = self._blocks_per_time(short)
         self.more = short.left_out // self.blocks_per_time
-        self.check_later_steps(steps[self.loop.stop :])
+        # of each group, how often its frame is oriented in the blocks left out
+        self.added_orientations = self._added_orientations()
+        later_steps = [
+            self._with_later_stream(step) for step in steps[self.loop.stop :]
+        ]
+        self.check_later_steps(later_steps)
         self._outs = [self._all_registers(at_times) for at_times in self._at_times]
         repeated: list[Step] = []
         by_number = [self._repeated(number) for number in range(period)]
         for same_time in zip(*by_number, strict=True):
             repeated += same_time
         first_time = steps[: start + period]
-        builder.replace_steps(first_time + repeated + steps[self.loop.stop :])
+        builder.replace_steps(first_time + repeated + later_steps)
 
     def register_of_block(
         self, in_first_blocks: Sequence[Register], block: int
@@ -435,7 +446,7 @@ class _Unroller:
         two periods are in the program.
         """
         for at_times in self._at_times:
-            if "key" not in at_times[0].params:
+            if "key" not in at_times[0].params or _is_of_frame(at_times[0]):
                 continue
             positions = [step.params["key"][0] for step in at_times]
             distance = min(later - earlier for earlier, later in pairwise(positions))
@@ -445,6 +456,30 @@ class _Unroller:
                 break
             return blocks
         raise NotPeriodicError
+
+    def _added_orientations(self) -> Counter[int]:
+        """For each group, how often its frame is oriented in the blocks left out.
+
+        Streams of orientations are numbered, so those after the loop have the number
+        that they have with all blocks.
+        """
+        each_time: dict[int, int] = {}
+        for at_times in self._at_times:
+            if not _is_of_frame(at_times[0]):
+                continue
+            _, first, group, *_ = at_times[0].params["key"]
+            _, second, *_ = at_times[1].params["key"]
+            if each_time.setdefault(group, second - first) != second - first:
+                raise NotPeriodicError
+        return Counter({group: self.more * count for group, count in each_time.items()})
+
+    def _with_later_stream(self, step: Step) -> Step:
+        """A step after the loop, with the random stream that it has with all blocks."""
+        if not _is_of_frame(step):
+            return step
+        position, count, group, *others = step.params["key"]
+        key = position, count + self.added_orientations[group], group, *others
+        return replace(step, params={**step.params, "key": key})
 
     def _in_loop(self, register: Register) -> int | None:
         """The position in the short loop of the step that makes a register, if any."""
@@ -465,8 +500,10 @@ class _Unroller:
         for step in at_times:
             if content(step.params.get("by")) != content(first.params.get("by")):
                 raise NotPeriodicError
-        arguments = [self._argument(at_times, k) for k in range(len(first.args))]
+        read = [self._registers_read(at_times, k) for k in range(len(first.args))]
+        arguments = list(zip(*read, strict=True))
         keys = self._random_streams(at_times)
+        labels = self._labels(at_times)
         repeated: list[Step] = []
         for time in range(1, self.loop.times + self.more):
             params = first.params
@@ -476,49 +513,49 @@ class _Unroller:
                 Step(
                     kind=first.kind,
                     out=self._outs[number][time],
-                    args=self._arguments_at(time, arguments, at_times),
+                    args=arguments[time] if arguments else (),
                     params=params,
-                    label=self._label(at_times, time),
+                    label=labels[time],
                     operations=first.operations,
                 )
             )
         return repeated
 
-    def _arguments_at(
-        self,
-        time: int,
-        arguments: Sequence[_Argument | None],
-        at_times: Sequence[Step],
-    ) -> tuple[Register, ...]:
-        """The registers that a step reads at a time of the whole plan."""
-        registers: list[Register] = []
-        for k, argument in enumerate(arguments):
-            if argument is None:  # made before the loop
-                register = at_times[0].args[k]
-            elif argument.times_back > time:  # the loop has not run so often
-                register = at_times[time].args[k]
-            else:
-                earlier = time - argument.times_back
-                register = self._outs[argument.step][earlier]
-            registers.append(register)
-        return tuple(registers)
+    def _registers_read(self, at_times: Sequence[Step], k: int) -> list[Register]:
+        """What a step reads as argument k, at all times of the whole plan."""
+        argument = self._argument(at_times, k)
+        times = self.loop.times + self.more
+        if argument is None:  # made before the loop
+            return [at_times[0].args[k]] * times
+        # at first, the loop has not run so often
+        first_times = [step.args[k] for step in at_times[: argument.times_back]]
+        outs = self._outs[argument.step]
+        return [*first_times, *outs[: times - argument.times_back]]
 
-    def _label(self, at_times: Sequence[Step], time: int) -> str:
-        """The label of a step at a later time: names are those of later matrices."""
+    def _labels(self, at_times: Sequence[Step]) -> list[str]:
+        """The labels of a step at all times: names are those of later matrices."""
         first_words = at_times[0].label.split(" ")
         earlier = 0
         if self._matrices.keys().isdisjoint(first_words):
             earlier = 1  # the first time may begin before the equal blocks
         words = at_times[earlier].label.split(" ")
-        for k, word in enumerate(words):
-            matrix = self._matrices.get(word)
-            if matrix is None:
+        times = self.loop.times + self.more
+        places = [k for k, word in enumerate(words) if word in self._matrices]
+        matrices = [self._matrices[words[k]] for k in places]
+        if not matrices:
+            return [at_times[earlier].label] * times
+        blocks = min(len(matrix.names) for matrix in matrices)
+        first_block = max(matrix.block for matrix in matrices)
+        labels: list[str] = []
+        for time in range(times):
+            added_blocks = (time - earlier) * self.blocks_per_time
+            if first_block + added_blocks >= blocks:  # after the equal blocks
+                labels.append(at_times[time - self.more].label)
                 continue
-            later_block = matrix.block + (time - earlier) * self.blocks_per_time
-            if later_block >= len(matrix.names):  # after the equal blocks
-                return at_times[time - self.more].label
-            words[k] = matrix.names[later_block]
-        return " ".join(words)
+            for k, matrix in zip(places, matrices, strict=True):
+                words[k] = matrix.names[matrix.block + added_blocks]
+            labels.append(" ".join(words))
+        return labels
 
     def _argument(self, at_times: Sequence[Step], k: int) -> _Argument | None:
         """What a step reads as argument k at all times; None if from before the loop.
@@ -545,6 +582,12 @@ class _Unroller:
             return None
         keys = np.array([step.params["key"] for step in at_times])
         distances = np.diff(keys, axis=0)
+        times = np.arange(self.loop.times + self.more)
+        if _is_of_frame(at_times[0]):  # numbered in the short program
+            if (distances != distances[0]).any():
+                raise NotPeriodicError
+            all_keys = keys[0] + times[:, None] * distances[0]
+            return [tuple(key) for key in all_keys.tolist()]
         # one distance is longer: that over the blocks that are left out
         least = np.argmin(np.abs(distances).sum(axis=1))
         distance = distances[least]
@@ -556,6 +599,11 @@ class _Unroller:
                 raise NotPeriodicError
         elif not is_regular.all():
             raise NotPeriodicError
-        times = np.arange(self.loop.times + self.more)
         all_keys = keys[0] + times[:, None] * distance
         return [tuple(key) for key in all_keys.tolist()]
+
+
+def _is_of_frame(step: Step) -> bool:
+    """Whether a step draws from a stream of a frame, which no value determines."""
+    key = step.params.get("key")
+    return key is not None and key[0] == FRAME

@@ -40,7 +40,7 @@ from ..plan._ir_builder import Builder
 from ._analysis import ProgramAnalysis, local_coordinates
 from ._components import FrameBatch
 from ._finite_frames import BartlettFrame, Frame, StandardBasis
-from ._infinite_frames import InfiniteWidthFrame, NodeFrame
+from ._infinite_frames import NodeFrame, SourceFrame
 from ._residual_features import ResidualBasis
 
 Ints = npt.NDArray[np.intp]
@@ -357,14 +357,12 @@ class State:
         if not analysis.merged_sources.isdisjoint(group.slots):
             # a Fuse replaces these sources, and wants means apart: they have a
             # direction each, whatever the width
-            return InfiniteWidthFrame(group, builder, ones=True, scored=True)
+            return SourceFrame(group, builder, ones=True, scored=True)
         if group.width == math.inf and on_nodes:
             return NodeFrame(group, builder)
         if group.width == math.inf:
             scored = group in analysis.scored
-            return InfiniteWidthFrame(
-                group, builder, ones=group.constant, scored=scored
-            )
+            return SourceFrame(group, builder, ones=group.constant, scored=scored)
         picked = local_coordinates(group, analysis.picked)
         if group.nonlinear or group.has_data or group in analysis.coordinates_cheaper:
             return StandardBasis(group, builder, picked)

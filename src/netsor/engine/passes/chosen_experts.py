@@ -28,7 +28,7 @@ from ..._array_api import Array, Floats, symmetric_root
 from ...functions.activations import Function
 from ...language.operations._operation import Acting, Concat, MatMul, Split
 from ...language.operations._score import mean_dot
-from ...language.values._array import Take, Value
+from ...language.values._array import Samples, Source, Take, Value
 from ...language.values._parameters import gaussian, normal
 from ...language.values._scalar import Apply, Constant, Scalar, applied
 from ...language.values._vector import Add, Nonlin, Scale, Vector, mix
@@ -153,7 +153,8 @@ def _mixture_of(value: Value) -> Mixture | None:
     if value.op.weight.transposed or not isinstance(value.op.x.op, Concat):
         return None
     inner: list[Value] = [value.op.x]
-    x, axis = value.op.x.op.x, value.op.x.op.axis
+    x = value.op.x.op.x
+    axis = value.op.x.op.axis
     positions = np.arange(x.size).reshape(x.shape)
     while isinstance(x.op, Take):
         inner.append(x)
@@ -161,7 +162,8 @@ def _mixture_of(value: Value) -> Mixture | None:
         x = cast(Vector, x.op.x)
     if not isinstance(x.op, Scale) or x.ndim < 2 or x.op.c.shape != x.shape:
         return None
-    experts, size = x.shape[0], x.size
+    experts = x.shape[0]
+    size = x.size
     in_order = np.moveaxis(positions, axis, 0).reshape(experts, -1)
     if not np.array_equal(in_order.ravel(), np.arange(size)):
         return None
@@ -225,7 +227,8 @@ def _step_of_product(
     tokens with a matrix for each expert.
     """
     assert isinstance(value.op, MatMul)
-    weight, x = value.op.weight, value.op.x
+    weight = value.op.weight
+    x = value.op.x
     if value.op.each or weight.batch != shape[:1] or weight.transposed:
         return None
     if mixture.tokens not in (None, x) or x.shape != shape[1:]:
@@ -261,14 +264,21 @@ def _chosen_experts(gates: Scalar) -> int | None:
         try:
             with np.errstate(all="ignore"):
                 numbers = samples[gates]
-        except Exception:  # a function rejects numbers that it never gets
+        except Exception:
+            # a user's function may raise anything for numbers that it never gets
+            return None
+        if np.isnan(numbers).any():  # or return NaN, which says nothing about gates
             return None
         counts |= set(np.count_nonzero(numbers[0], axis=0).tolist())
     return counts.pop() if len(counts) == 1 else None
 
 
-class _Trial:
-    """Scalars for random numbers in place of those that are no functions of others."""
+class _Trial(Samples):
+    """One replica of some scalars, to try functions on.
+
+    Functions of scalars are computed. All other scalars, such as scores, are random
+    numbers of no particular law.
+    """
 
     widths: Mapping[str, float] = {}
 
@@ -280,7 +290,7 @@ class _Trial:
         """The numbers of a scalar, (1, *shape)."""
         if x not in self.known:
             if isinstance(x.op, Apply | Take | Constant):
-                self.known[x] = np.asarray(x.op.sample(x, cast(Any, self)))
+                self.known[x] = np.asarray(x.op.sample(x, self))
             else:
                 self.known[x] = self.rng.standard_normal((1, *x.shape))
         return self.known[x]
@@ -289,6 +299,10 @@ class _Trial:
         """The same with axes of size 1 in front."""
         array = self[x]
         return array.reshape(len(array), *(1,) * (ndim - x.ndim), *x.shape)
+
+    def normals(self, source: Source, member: int, *shape: int) -> Floats:
+        """Standard normals, which no function of scalars asks for."""
+        return self.rng.standard_normal((1, *shape))
 
 
 # The mixture from chosen experts
@@ -363,7 +377,8 @@ class ChosenExperts:
         is_zero = np.diagonal(grams, axis1=1, axis2=2) == 0
         for group in _groups(shares, is_zero, limit=rows.shape[1]):
             h = self._hidden(group, grams, rows)
-            replica, t = group.replica[:, None], group.token
+            replica = group.replica[:, None]
+            t = group.token
             h *= shares[replica, group.expert[:, None], t][..., None]
             # the same pair of tokens may have several experts in common
             np.add.at(
@@ -376,7 +391,8 @@ class ChosenExperts:
 
     def _hidden(self, group: Group, grams: Floats, rows: Floats) -> Floats:
         """The hidden vectors of sets of tokens, (sets, tokens of each, width)."""
-        replica, t = group.replica[:, None, None], group.token
+        replica = group.replica[:, None, None]
+        t = group.token
         c = symmetric_root(grams[replica, t[:, :, None], t[:, None, :]])
         products = c @ rows[replica[..., 0], group.row]
         parts = np.split(products, np.cumsum(self.widths)[:-1], axis=-1)

@@ -78,8 +78,10 @@ class _Pieces:
             changed = bool(whole)
         # of each value that is split, its copy on rewritten inputs
         self.copies: dict[Value, Value] = {}
-        # pieces by the rewritten value and the first head
-        self.done: dict[tuple[Value, int], Value] = {}
+        # Pieces by the rewritten value and its first and last heads. Both count: a
+        # value that scores of different sizes read, such as the keys of two sets of
+        # queries, has pieces of different numbers of heads.
+        self.pieces: dict[tuple[Value, int, int], Value] = {}
 
     def _is_by_head(self, value: Value) -> bool:
         """Whether an operation makes the values of a head from those of the same head,
@@ -102,9 +104,8 @@ class _Pieces:
         makers = [x for x in value.op.inputs if is_large(x)]
         if isinstance(value.op, Take) and makers:
             return False
-        for x in makers:
-            if x not in self.split or x.shape[0] != heads:
-                return False
+        if not self.split.issuperset(makers) or not _reads_head_by_head(value):
+            return False
         for user in self.users[value]:
             if is_large(user):
                 if user not in self.split:
@@ -119,12 +120,7 @@ class _Pieces:
             return False
         if isinstance(user.op, Take | Constant):
             return False
-        # for each axis of each input, the axis of the result that it is read along
-        axes_of_inputs = user.op.reads(user.ndim)
-        for x, axes in zip(user.op.inputs, axes_of_inputs, strict=True):
-            if is_large(x) and not (x.shape[0] == heads and axes[0] == 0):
-                return False
-        return True
+        return _reads_head_by_head(user)
 
     def replaced(self, value: Value, copy: Value) -> Value:
         """What takes the place of a value: if it reads large ones, joined pieces."""
@@ -143,7 +139,8 @@ class _Pieces:
 
     def _of_heads(self, value: Value, copy: Value, start: int, stop: int) -> Value:
         """The values of the heads from `start` to `stop`; `copy` reads new inputs."""
-        if (copy, start) not in self.done:
+        key = copy, start, stop
+        if key not in self.pieces:
             op = copy.op
             if isinstance(op, Take):
                 piece = op.x.take(op.flat[start:stop])
@@ -157,22 +154,53 @@ class _Pieces:
                     op=op.restricted_to(box).with_inputs(*inputs),
                     shape=(stop - start, *value.shape[1:]),
                 )
-            self.done[copy, start] = piece
-        return self.done[copy, start]
+            self.pieces[key] = piece
+        return self.pieces[key]
 
     def _inputs(
         self, value: Value, copy: Value, start: int, stop: int
     ) -> Iterator[Value]:
-        """What the values of these heads are made from."""
-        axes_read = value.op.reads(value.ndim)
-        for old, new, axes in zip(
-            value.op.inputs, copy.op.inputs, axes_read, strict=True
-        ):
-            if old in self.split:
-                yield self._of_heads(old, copy=self.copies[old], start=start, stop=stop)
-            elif 0 in axes[:1] and old.shape[0] > 1:
-                if (new, start) not in self.done:
-                    self.done[new, start] = new[start:stop]
-                yield self.done[new, start]
+        """The inputs of `copy`, restricted to these heads."""
+        inputs = zip(
+            value.op.inputs, copy.op.inputs, _has_head_axis(value), strict=True
+        )
+        for original, rewritten_input, has_heads in inputs:
+            if original in self.split:
+                copy_of_input = self.copies[original]
+                yield self._of_heads(original, copy_of_input, start, stop)
+            elif has_heads:
+                yield self._slice(rewritten_input, start, stop)
             else:  # the same for all heads
-                yield new
+                yield rewritten_input
+
+    def _slice(self, value: Value, start: int, stop: int) -> Value:
+        """The entries of the heads from `start` to `stop` of a value that is not split.
+
+        All pieces that read them share one value.
+        """
+        key = value, start, stop
+        if key not in self.pieces:
+            self.pieces[key] = value[start:stop]
+        return self.pieces[key]
+
+
+def _has_head_axis(value: Value) -> list[bool]:
+    """For each input of a value, whether its first axis is that of the value's heads.
+
+    `reads` lists, for each axis of an input, the axis of the result that it is read
+    along: 0 is the axis of heads. An input without it, or of length 1 there, is the
+    same for all heads.
+    """
+    has_heads = []
+    axes_of_inputs = value.op.reads(value.ndim)
+    for x, axes in zip(value.op.inputs, axes_of_inputs, strict=True):
+        has_heads.append(len(axes) > 0 and axes[0] == 0 and x.shape[0] > 1)
+    return has_heads
+
+
+def _reads_head_by_head(value: Value) -> bool:
+    """Whether each head of a value reads only its own entries of the large inputs."""
+    for x, has_heads in zip(value.op.inputs, _has_head_axis(value), strict=True):
+        if is_large(x) and not (has_heads and x.shape[0] == value.shape[0]):
+            return False
+    return True

@@ -369,7 +369,7 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
 
 def _size_of_coordinate(op: Dot, context: Context) -> float | None:
     """The factor of the coordinate that replaces a dot; None if the dot stays."""
-    if op.power == 0.5:  # a score
+    if op.is_score:
         return 1.0
     width = context.width(op.x)
     if width == np.inf:  # the limit of a mean is a number
@@ -505,7 +505,8 @@ def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
     is_used = factor.any(axis=-2)  # (…, k)
     columns_of_each = is_used.sum(axis=-1)
     uses_of_column = is_used.reshape(-1, is_used.shape[-1]).sum(axis=0)
-    fewest, most = columns_of_each.min(), columns_of_each.max()
+    fewest = columns_of_each.min()
+    most = columns_of_each.max()
     is_shared = uses_of_column > 1
     if is_shared.any() or fewest == 0 or fewest < most:
         return None
@@ -579,7 +580,8 @@ def _coordinate(x: Vector, q: Vector, size: float, turned: bool) -> Vector:
         count=weight.members.size * count,
     )
     if x.op.each:
-        repeated = z[..., None, :].broadcast_to((*weight.batch, count, z.shape[-1]))
+        shape = (*weight.batch, count, z.shape[-1])
+        repeated = z[..., None, :].broadcast_to(shape)
         products = copies.each(repeated)
     else:
         products = copies @ z

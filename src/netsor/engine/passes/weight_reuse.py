@@ -352,7 +352,8 @@ class _Matrices:
 
     def _bound_widths(self, context: Context) -> tuple[float, float]:
         """The widths of the inputs and of the outputs of W."""
-        in_width, out_width = self.weight.in_width, self.weight.out_width
+        in_width = self.weight.in_width
+        out_width = self.weight.out_width
         return in_width.bind(context.bound), out_width.bind(context.bound)
 
     def deficient(self, x: Vector, side: int, orders: Orders, context: Context) -> bool:

@@ -15,7 +15,9 @@ Only numpy computes them, except kernels with a closed form: see `kernel_needs_n
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
 from typing import Any
 
@@ -25,6 +27,7 @@ import scipy
 from ..._array_api import Array
 from ..._sobol import Sobol
 from ...functions.activations import Function
+from ...language.theorem._check_function import content
 from .._exceptions import InfiniteError
 from ._ops import gram, is_numpy, squares
 from ._register import Register
@@ -37,6 +40,44 @@ COORDINATE_NODES_OF_SHIFT = {
     5: COORDINATE_NODES * 4,
 }
 DIMENSIONS = 16  # of a Sobol set, one per source; more sources use more sets
+
+
+_memory: ContextVar[dict[Any, tuple[Array, ...]] | None] = ContextVar(
+    "memory", default=None
+)
+
+
+@contextmanager
+def remembering_expectations() -> Iterator[None]:
+    """Compute equal expectations of functions of several vectors once.
+
+    Shifted plans ask for those of their first layers again.
+    """
+    token = _memory.set({})
+    try:
+        yield
+    finally:
+        _memory.reset(token)
+
+
+def _remembered(
+    compute: Callable[..., tuple[Array, ...]], *arguments: Any
+) -> tuple[Array, ...]:
+    """The result of `compute`, from memory if it had equal arguments before."""
+    memory = _memory.get()
+    if memory is None:
+        return compute(*arguments)
+    key = compute.__name__, _key(arguments)
+    if key not in memory:
+        memory[key] = compute(*arguments)
+    return memory[key]
+
+
+def _key(argument: Any) -> Any:
+    """A key that is equal for arguments with the same functions and numbers."""
+    if isinstance(argument, tuple):
+        return tuple(map(_key, argument))
+    return content(argument)
 
 
 def kernel_needs_numpy(args: Sequence[Register], params: Mapping[str, Any]) -> bool:
@@ -94,7 +135,8 @@ def kernel(
     mu, a = _mean_and_deviation(u, constant)
     x = expect.BatchedFunction(f, mu, f_params)
     if is_symmetric:  # the same object twice, so that only half of it is computed
-        y, b = x, a
+        y = x
+        b = a
     else:
         nu, b = _mean_and_deviation(v, constant)
         y = expect.BatchedFunction(g, nu, g_params)
@@ -105,7 +147,7 @@ def kernel(
         xy = covariances[..., None, None]
         value, error = expect.kernel(x, y, xx, xy, yy)
     else:
-        value, error = expect.kernel_of_several(x, y, a, b)
+        value, error = _remembered(expect.kernel_of_several, x, y, a, b)
     _check_error_is_finite(value, error, functions=(f, g), a=a)
     return _shifted(value, error, shift)
 
@@ -144,7 +186,7 @@ def moments(
     if a.shape[-2] == 1:
         mean, slope, error = expect.moments(x, a @ np.swapaxes(a, -1, -2))
     else:
-        mean, slope, error = expect.moments_of_several(x, a)
+        mean, slope, error = _remembered(expect.moments_of_several, x, a)
     _check_error_is_finite(mean, error, functions=(f,), a=a)
     mean_and_slope = np.concatenate([mean[..., None], slope], axis=-1)
     errors = _errors_of_moments(error, a)

@@ -105,7 +105,7 @@ class Plan:
 
     A plan is a straight line: no step branches, each reads only constants and results
     of earlier steps, and every shape is known. So its cost is known before it runs, and
-    every backend runs it by the same loop, `run`. Lowering has taken every decision.
+    every backend runs it by the same loop, `run`. Lowering has made every decision.
 
     Create it with `Program.plan`; `print(plan)` shows the steps. The attribute `bytes`
     is the memory of one replica.
@@ -215,7 +215,7 @@ class Plan:
 
     @property
     def operations(self) -> int:
-        """Roughly the entries and products computed per replica."""
+        """An estimate of the entries and products computed per replica."""
         return sum(step.operations for step in self.steps)
 
     @property
@@ -226,7 +226,7 @@ class Plan:
     def bind(self, numbers: Mapping[str, float]) -> Plan:
         """The plan with values for its hyperparameters, by name.
 
-        Each register of a hyperparameter is replaced by one that has its value.
+        Each register of a hyperparameter is replaced by one that holds its value.
         """
         registers = {
             name: hyperparameter_register(name, number)

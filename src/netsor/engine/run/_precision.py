@@ -216,7 +216,8 @@ def _compare(plan: Plan, backend: Backend, replicas: int) -> _Comparison:
         double_on_device = replace(backend, precision="float64", rounded=True)
         with suppress(NoDeviceError):
             if double_on_device.replicas_that_fit(plan, replicas) == replicas:
-                double_backend, single_backend = double_on_device, backend
+                double_backend = double_on_device
+                single_backend = backend
     with np.errstate(all="ignore"):
         double = _outputs(plan, replicas, double_backend)
         if not np.isfinite(double).all():  # reported when the law is made

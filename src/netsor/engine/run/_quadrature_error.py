@@ -18,6 +18,7 @@ from ..._array_api import Bools, Floats, one_blas_thread
 from ..backends import Backend
 from ..backends._numpy import NUMPY, Streams
 from ..backends._numpy import block as numpy_block
+from ..plan._expectation_ops import remembering_expectations
 from ..plan._ir import Register
 from ..plan._plan import QUADRATURE_PROBE_REPLICAS, Plan
 from ..plan._plan_query import PlanQuery
@@ -72,7 +73,8 @@ def _blocks_on_device(
     backend = replace(backend, precision="float64", rounded=False)
     # a small block has the same random numbers for every plan
     size = backend.replicas_that_fit(plan, min(replicas, 16))
-    all_means, all_columns = [], []
+    all_means = []
+    all_columns = []
     for mean, columns in backend.sample(
         plan, seed, range(replicas), size, lambda count: None
     ):
@@ -164,7 +166,7 @@ def moves(
         return None
     if plan.constant:
         replicas = 1  # all are equal
-    with one_blas_thread():
+    with one_blas_thread(), remembering_expectations():
         mean, columns = sample_block(plan, seed=0, replicas=replicas, backend=backend)
         if not (np.isfinite(mean).all() and np.isfinite(columns).all()):
             return None  # reported when the law is made

@@ -31,6 +31,10 @@ ORIENTATION_CHI = 5  # norms outside that frame
 SAMPLE = 6
 NODE_SHIFTS = 7  # shifts of quasi-random nodes at infinite width
 
+# stands for the position of streams that belong to a frame, not to a value: (FRAME, a
+# count, group, …)
+FRAME = 2**20
+
 # replicas per generator key; independent of the width: one seed couples two widths
 CHUNK = 8192
 # draws of the first chunk: with thousands of steps, Python's overhead is the same for

@@ -35,7 +35,7 @@ from ._precision import (
     remove_rounding_ties,
     resolve_precision,
 )
-from ._rng_keys import SAMPLE, chunks, growing_chunks, merge_chunks
+from ._rng_keys import FRAME, SAMPLE, chunks, growing_chunks, merge_chunks
 
 T = TypeVar("T")
 
@@ -48,7 +48,7 @@ MAX_DRAWS = 2**34  # draws
 MAX_STORED_REPLICAS = 2**22  # replicas of one output; more are binned
 BLOCK = 2**24  # bytes per worker, in addition to its results and arrays
 # the stream of the normals that turn conditional laws into draws
-NOISE = (2**20, 0, 0, SAMPLE, 0)
+NOISE = (FRAME, 0, 0, SAMPLE, 0)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from ...maximal_update._derive import (
     derive,
     validated_widths,
 )
+from ...maximal_update._own_optimiser import OwnOptimiser
 from ...maximal_update._results import DerivedRule
 from ._measure import subject_of
 
@@ -46,7 +47,7 @@ def parametrise(
     build : callable
         A function of the width that returns a model with logits: a function of a key
         that makes a model of Flax NNX or Equinox, a module of Linen, or a pair (init,
-        apply). All that should grow must grow with it.
+        apply). Everything that should grow must grow with it.
     optimiser : str or optax.GradientTransformation
         "adamw", "adam", "sgd", "lion", "sign" or "muon" (with AdamW for all but
         matrices of two axes). Or your own transformation, whose updates are measured as
@@ -68,8 +69,8 @@ def parametrise(
     Returns
     -------
     rule : DerivedRule
-        As of `ns.torch.parametrise`: `rule.source()` is a file of plain optax, and
-        `rule.check()` tests it by real training.
+        The same as from `ns.torch.parametrise`: `rule.source()` is a file of plain
+        optax, and `rule.check()` tests it by real training.
 
     Examples
     --------
@@ -83,9 +84,7 @@ def parametrise(
     subject = subject_of(
         build, optimiser, batch, whole(seed, "seed", least=0), base_width=sizes[0]
     )
-    own_rates = {}
+    own = OwnOptimiser()
     if subject.make is not None:  # the rates of its updates are not known apart
-        own_rates = dict.fromkeys(subject.shapes(sizes[0], None), 0.0)
-    return derive(
-        subject, subject.graphs, sizes, draws, own_rates=own_rates, progress=progress
-    )
+        own = OwnOptimiser(lr=dict.fromkeys(subject.shapes(sizes[0], None), 0.0))
+    return derive(subject, subject.graphs, sizes, draws, own=own, progress=progress)

@@ -44,6 +44,10 @@ class JaxArrays:
         """A quotient; 0 if the second number is 0."""
         return jnp.where(second == 0, 0.0, first / jnp.where(second == 0, 1.0, second))
 
+    def with_random_signs(self, x: Any) -> Any:
+        """The entries with random signs."""
+        return x * jnp.sign(self._normal_like(x))
+
     def aligned_change(
         self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
     ) -> Any:
@@ -66,7 +70,8 @@ class JaxArrays:
 
         They are the next ones of `normals`, which begin again at their end.
         """
-        size, available = x.size, len(self.normals)
+        size = x.size
+        available = len(self.normals)
         numbers = jnp.roll(jnp.asarray(self.normals), -self._used)
         self._used = (self._used + size) % available
         repeats = math.ceil(size / available)

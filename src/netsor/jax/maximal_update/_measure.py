@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from ..._validate import ArgumentError, Shape, one_of
 from ...maximal_update._coordinate_check import Trained
 from ...maximal_update._file_content import FileContent
 from ...maximal_update._measurement import (
+    ROUNDING,
     SMALL_LR,
     STEPS,
     Drawn,
@@ -179,6 +180,14 @@ class JaxGraphs:
         """The parameters that have an optimiser for matrices."""
         return self.subject.matrices(*size)
 
+    def orthogonal_of(self, size: Size) -> Collection[str]:
+        """The parameters whose updates are, or may be, orthogonal matrices: all, if the
+        optimiser is that of the user.
+        """
+        if self.subject.make is not None:
+            return [*self.subject.shapes(*size)]
+        return self.matrices_of(size) if self.subject.family.is_orthogonal else ()
+
     def of(self, rule: ScalingRule, size: Size) -> JaxGraph:
         """The graph under a rule."""
         if size not in self.plain:
@@ -216,8 +225,10 @@ class JaxGraphs:
 
     def _check_factors(self, rule: ScalingRule, size: Size) -> None:
         """Raise an error unless factors of parameters do what factors of values do."""
-        batch, ratios = self.subject.model(*size).batch, self.subject.ratios(*size)
-        scaled_graph, plain_graph = self.known[size, rule.scales], self.plain[size]
+        batch = self.subject.model(*size).batch
+        ratios = self.subject.ratios(*size)
+        scaled_graph = self.known[size, rule.scales]
+        plain_graph = self.plain[size]
         with jax.enable_x64(True):
             parameters = self._of_first_draw(size, ScalingRule())
             scaled = scaled_parameters(parameters, rule.scales, ratios)
@@ -232,18 +243,21 @@ class JaxGraphs:
         return {name: x[0] for name, x in of_draws.items()}
 
     def numbers(self, size: Size, rule: ScalingRule, seeds: Sequence[int]) -> Arrays:
-        """The trained parameters of some initialisations under a rule, with an axis of
-        initialisations, in double precision.
+        """The trainable parameters of some initialisations under a rule: their numbers,
+        with an axis of initialisations, in double precision.
         """
-        model, ratios = self.subject.model(*size), self.subject.ratios(*size)
-        of_seeds = [self._leaves(size, seed) for seed in seeds]
-        by_leaf = zip(*of_seeds, strict=True)
+        model = self.subject.model(*size)
+        ratios = self.subject.ratios(*size)
+        initialisations = [self._leaves(size, seed) for seed in seeds]
         parameters = {}
-        for name, draws in zip(model.leaves.names, by_leaf, strict=True):
-            if name in model.trained:
-                factor = rule.of(name).std.of(*ratios)
-                arrays = [np.asarray(x, dtype=float) for x in draws]
-                parameters[name] = factor * np.stack(arrays)
+        for number, name in enumerate(model.leaves.names):
+            if name not in model.trained:  # statistics, and others that do not move
+                continue
+            factor = rule.of(name).std.of(*ratios)
+            draws = [
+                np.asarray(leaves[number], dtype=float) for leaves in initialisations
+            ]
+            parameters[name] = factor * np.stack(draws)
         return parameters
 
     def _leaves(self, size: Size, seed: int) -> list[Any]:
@@ -258,7 +272,8 @@ class JaxGraphs:
 
     def network(self, rule: ScalingRule, size: Size) -> Network:
         """The network of one width and depth."""
-        graph, model = self.of(rule, size), self.subject.model(*size)
+        graph = self.of(rule, size)
+        model = self.subject.model(*size)
         key = ("values", size, rule.scales)
         with jax.enable_x64(True):
             parameters = self._of_first_draw(size, rule)
@@ -274,7 +289,8 @@ class JaxGraphs:
 
     def drawn(self, rule: ScalingRule, network: Network, draws: int) -> list[Drawn]:
         """Measure some initialisations of a network."""
-        subject, size = self.subject, network.size
+        subject = self.subject
+        size = network.size
         seeds = [subject.seed + k for k in range(draws)]
         ratios = subject.ratios(*size)
         rates = {
@@ -308,7 +324,8 @@ class JaxGraphs:
             names = writers_of(by_index, input_index)
             if not names:
                 continue
-            name, target = names[0], operations.nodes[input_index]
+            name = names[0]
+            target = operations.nodes[input_index]
             part = self._part(graph, name, target, measurement.values)
             position = self._position(graph, by_index, input_index, part)
             self.positions.setdefault((name, part), set()).add(position)
@@ -417,7 +434,13 @@ class _Measurement:
         result = measured(
             self.operations, parameters, after, self.batch, JaxArrays(normals)
         )
-        fields = (result.responses, result.written, result.updates, result.through)
+        fields = (
+            result.responses,
+            result.written,
+            result.updates,
+            result.scattered,
+            result.through,
+        )
         stds = {name: _std(x) for name, x in parameters.items()}
         return jax.tree.map(jnp.asarray, (fields, gradients, stds))
 
@@ -438,7 +461,7 @@ class _Measurement:
         sizes: Arrays = dict.fromkeys(parameters, jnp.zeros(()))
         moved = parameters
         for _ in range(STEPS):
-            gradients = jax.grad(loss)(moved)
+            gradients = _without_rounding(jax.grad(loss)(moved))
             for name, gradient in gradients.items():
                 is_first = sizes[name] == 0
                 sizes[name] = jnp.where(is_first, rms(gradient), sizes[name])
@@ -450,7 +473,8 @@ class _Measurement:
 
     def optimiser(self) -> Any:
         """What makes directions of gradients."""
-        optax, subject = optax_library(), self.subject
+        optax = optax_library()
+        subject = self.subject
         if subject.make is not None:
             return optax.chain(subject.make, optax.scale(-1.0))
         if not subject.family.is_mixed:
@@ -462,6 +486,16 @@ class _Measurement:
             "other": FAMILIES["adamw"].direction(optax),
         }
         return optax.multi_transform(directions, labels)
+
+
+def _without_rounding(gradients: Arrays) -> Arrays:
+    """The gradients, with those that are 0 but for rounding as 0."""
+    sizes = {name: rms(gradient) for name, gradient in gradients.items()}
+    least = ROUNDING * jnp.stack([*sizes.values()]).max()
+    return {
+        name: jnp.where(sizes[name] < least, 0.0, gradient)
+        for name, gradient in gradients.items()
+    }
 
 
 def _std(x: Any) -> Any:
@@ -476,12 +510,13 @@ def _of_draw(results: Any, k: int) -> Drawn:
     """What was measured in one of several draws: the results of `run` have an axis of
     draws.
     """
-    (responses, written, updates, through), gradients, stds = results
+    (responses, written, updates, scattered, through), gradients, stds = results
     return Drawn(
         responses=Responses(
             responses={edge: _number(x, k) for edge, x in responses.items()},
             written={edge: _number(x, k) for edge, x in written.items()},
             updates={edge: _number(x, k) for edge, x in updates.items()},
+            scattered={edge: _number(x, k) for edge, x in scattered.items()},
             through={edges: bool(x[k]) for edges, x in through.items()},
         ),
         gradients={name: float(x[k]) for name, x in gradients.items() if x[k]},

@@ -67,7 +67,8 @@ def model_of(model: Any, batch: Any, seed: int) -> Model:
 
 def graph_of(model: Model, seed: int) -> JaxGraph:
     """The graph of the logits; all parameters that are trained are open."""
-    leaves, batch = model.leaves, model.batch
+    leaves = model.leaves
+    batch = model.batch
 
     def logits(arrays: Sequence[Any], inputs: Sequence[Any]) -> list[Any]:
         """The logits, of the leaves of the parameters."""

@@ -42,6 +42,8 @@ class OptaxFamily:
     # grow with the width.
     is_mixed: bool = False
     is_sphere: bool = False  # no optimiser of optax keeps the norm of a matrix
+    is_orthogonal: bool = False  # whether updates of matrices are, as in Muon
+    decays_gradient: bool = False  # whether Adam divides weight decay, too
 
     def make(self, optax: Any, lr: Any, matrices: Any = None) -> Any:
         """The optimiser as people train, with one learning rate for all parameters."""
@@ -79,6 +81,7 @@ FAMILIES: Mapping[str, OptaxFamily] = {
         "            optax.adam(rate, eps=eps_of_rule),\n"
         "        )",
         has_eps=True,
+        decays_gradient=True,
     ),
     "sgd": OptaxFamily(
         "sgd",
@@ -112,6 +115,7 @@ FAMILIES: Mapping[str, OptaxFamily] = {
         "optax.adamw(rate, eps=eps_of_rule, weight_decay=decay)",
         has_eps=True,
         is_mixed=True,
+        is_orthogonal=True,
     ),
 }
 # of the optimiser that a user gives: its updates are measured as they are

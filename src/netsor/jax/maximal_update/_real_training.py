@@ -137,7 +137,8 @@ class _Runs:
 
     def _optimiser(self, moving: Any, lr: Any) -> Any:
         """The optimiser with a learning rate."""
-        optax, subject = optax_library(), self.training.subject
+        optax = optax_library()
+        subject = self.training.subject
         emitted = self.training.functions
         if subject.make is not None:  # the updates of the user have their own rates
             transformation = subject.make
@@ -191,7 +192,8 @@ class _Runs:
         """How much the outputs of all modules differ: root mean squares, by path."""
         parameters_before = self._parameters(before)
         parameters_after = self._parameters(after)
-        graph, batch = self.graph, self.model.batch
+        graph = self.graph
+        batch = self.model.batch
         values_before = graph.values(parameters_before, batch)
         values_after = graph.values(parameters_after, batch)
         free_modules: set[str] = set()

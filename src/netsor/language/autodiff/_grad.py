@@ -391,7 +391,7 @@ def _merged(contributions: Sequence[Contribution]) -> list[Contribution]:
 
 
 def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
-    """The gradient of a scalar by values that it depends on, as values of the program.
+    """The gradient of a scalar with respect to values that it depends on.
 
     For scalars it is ∂p/∂q. **For vectors it is √width · ∂p/∂x**, so its coordinates
     are of order 1 at every width if p is a score: for p = ns.dot(r, x), which is
@@ -568,18 +568,31 @@ def _latest_versions(values: Sequence[Value]) -> dict[Value, Value]:
 
 @dataclass(frozen=True, eq=False)
 class Term:
-    """A term of a gradient, ∂p_output/∂W_b = Σ_k scale · l[b, k] r[b, k]^T + …
+    """A term of a gradient: up to a factor, ∂p_output/∂W_b = Σ_k l[b, k] r[b, k]^T + …
 
-    It has one matrix b for each entry of `members`, the indices in the batch. The
-    vectors are (matrices, k), or (1, k) where all matrices share them.
+    The factor follows from `used` and `unit`. The vectors are (matrices, uses), with
+    the index b of a matrix and k of a use, or (1, uses) where all matrices share them.
+
+    Attributes
+    ----------
+    output : int
+        The number of the scalar p.
+    members : tuple of int
+        The index in its source of each matrix b.
+    left, right : Vector
+        The l and r.
+    used : Weight
+        The matrices as they act, perhaps transposed.
+    unit : str or None
+        That of the scalars that the term passed through; if it is the name of a width
+        u, l r^T has the factor √u, which the gradient has not.
     """
 
     output: int
     members: tuple[int, ...]
-    left: Vector  # l
-    right: Vector  # r
+    left: Vector
+    right: Vector
     used: Weight
-    # of the scalars it passed through; if set, the term is multiplied by √unit
     unit: Unit
 
 
@@ -588,14 +601,16 @@ def terms_of(
 ) -> list[Term]:
     """The terms of ∂p_output from one use of a matrix or of a batch of matrices.
 
-    All matrices are in one term, unless some are not chosen or act twice: then each
-    chosen one has its own.
+    All matrices are in one term, unless some are not chosen, or one occurs twice in the
+    batch, as in W[[0, 0]]: then each chosen one has its own.
     """
     weight = use.op.weight
     members = weight.members.ravel()
-    batch = len(members) if use.op.each else 1
-    d = use.cotangent.reshape(len(members), -1)
-    x = use.op.x.reshape(batch, -1)
+    matrices = len(members)
+    d = use.cotangent.reshape(matrices, -1)  # (matrices, uses)
+    # with `each`, matrix b acts on x[b]; otherwise all matrices act on the same vectors
+    rows_of_x = matrices if use.op.each else 1
+    x = use.op.x.reshape(rows_of_x, -1)
     left, right = (x, d) if weight.transposed else (d, x)
     whole = Term(
         output=output,
@@ -606,23 +621,24 @@ def terms_of(
         unit=unit,
     )
     is_chosen = np.isin(members, list(chosen.members[weight.source]))
-    if is_chosen.all() and len(np.unique(members)) == len(members):
+    occur_once = len(np.unique(members)) == matrices
+    if is_chosen.all() and occur_once:
         return [whole]
-    return [alone(whole, int(k)) for k in np.flatnonzero(is_chosen)]
+    return [alone(whole, int(b)) for b in np.flatnonzero(is_chosen)]
 
 
-def alone(term: Term, k: int) -> Term:
+def alone(term: Term, b: int) -> Term:
     """The term restricted to one of its matrices."""
     return replace(
         term,
-        members=(term.members[k],),
-        left=_row(term.left, k),
-        right=_row(term.right, k),
+        members=(term.members[b],),
+        left=_row(term.left, b),
+        right=_row(term.right, b),
     )
 
 
-def _row(vectors: Vector, k: int) -> Vector:
-    """Row k of an array; its only row if all matrices share it."""
+def _row(vectors: Vector, b: int) -> Vector:
+    """Row b of an array; its only row if all matrices share it."""
     if vectors.shape[0] == 1:
         return vectors
-    return vectors[k : k + 1]
+    return vectors[b : b + 1]

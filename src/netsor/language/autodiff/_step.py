@@ -477,19 +477,22 @@ class _OptimiserTable:
         """That of the parameter itself, of its name, of all matrices, or of None."""
         source = _source(parameter)
         keys: list[ParameterKey] = [source]
-        if source.name:
+        remedies = ["the parameter itself"]
+        # a parameter of the name "matrices" has no entry by name: that is for all
+        if source.name and source.name != MATRICES:
             keys.append(source.name)
+            remedies.append(f"its name {source.name!r}")
         if isinstance(parameter, Weight):
             keys.append(MATRICES)
+            remedies.append(f"{MATRICES!r} for all other weights")
         keys.append(None)
         for key in keys:
             if key in self.optimisers:
                 return self.optimisers[key]
-        remedy = "add its name, the weight itself, or None for all others"
         raise TraceError(
             "step",
             f"{self.argument} has no entry for {source.name or NAMELESS},"
-            f" {parameter!r}: {remedy}",
+            f" {parameter!r}: add {', '.join(remedies)}, or None for all others",
         )
 
 

@@ -149,7 +149,7 @@ def grad_norm(
     weight: Parameter | Sequence[Parameter],
     parametrisation: str = "standard",
 ) -> Any:
-    """The squared norm of the gradient of p by one parameter, |∂p/∂W|².
+    """The squared norm of the gradient of p with respect to one parameter, |∂p/∂W|².
 
     It is a scalar of the same program.
 
@@ -159,8 +159,8 @@ def grad_norm(
         A single scalar.
     weight : Weight, Vector, Scalar, or list of them
         A weight (all matrices of its batch; `W[0]` is one), an initial vector or random
-        scalars. Of several, a tuple of squared norms is returned, in the same order.
-        They share one pass back, so that is faster than one call for each.
+        scalars. For several parameters, a tuple of squared norms is returned, in the
+        same order. They share one backward pass, which is faster than separate calls.
     parametrisation : str
         As in `ntk`. "standard" is Σ (∂p/∂W_ij)², as an optimiser sees it; "ntk" is
         σ²/in times that, which has a limit.
@@ -232,12 +232,12 @@ def _terms_of_members(
         selected_members = members.get(source, ())
         for term in version_terms:
             positions = [
-                k for k, member in enumerate(term.members) if member in selected_members
+                b for b, member in enumerate(term.members) if member in selected_members
             ]
             if len(positions) == len(term.members):
                 of_members = [term]
             else:
-                of_members = [alone(term, k) for k in positions]
+                of_members = [alone(term, b) for b in positions]
             if of_members:
                 selected.setdefault(version, []).extend(of_members)
     return selected
@@ -321,23 +321,29 @@ def _side(
 
 def _one_matrix_each(terms: Sequence[Term]) -> list[Term]:
     """The same terms, split so that each belongs to one matrix."""
-    return [alone(term, k) for term in terms for k in range(len(term.members))]
+    return [alone(term, b) for term in terms for b in range(len(term.members))]
 
 
 def _joined_factors(terms: Sequence[Term], standard: bool) -> tuple[Vector, Vector]:
     """The factors l and r of several terms, (matrices, K) each."""
-    scaled_lefts = [scale(_unit(term, standard), term.left) for term in terms]
+    scaled_lefts = [scale(_scale_of_term(term, standard), term.left) for term in terms]
     rights = [term.right for term in terms]
     return pooled(scaled_lefts), pooled(rights)
 
 
-def _unit(term: Term, standard: bool) -> Scalar | float:
-    """The factor from l r^T to the gradient, with inner products ⟨l, l'⟩/out · ⟨r,
-    r'⟩/in.
+def _scale_of_term(term: Term, standard: bool) -> Scalar | float:
+    """The factor s of a term, for which gradients have the inner products of s l r^T in
+    normalised products: s s' ⟨l, l'⟩/out · ⟨r, r'⟩/in.
 
-    For a use y = (std/√fan) N x with √(width of y) ∂p/∂y = δ, the gradient with respect
-    to N is (std/√fan) δ x^T/√(width of y). With respect to W = (std/√in) N it is
-    √in/std times that.
+    With δ = √m ∂p/∂y, a use y = (std/√fan) N x in R^m has the gradient (std/√fan)
+    δ x^T/√m with respect to N. The products of two such matrices are ⟨δ, δ'⟩ ⟨x, x'⟩,
+    which is out · in times the normalised ones, and a unit √u of the term divides its
+    gradient by √u (see `Term`). So
+
+        s = std √(out · in)/√(fan · m · u),
+
+    which is std for W x in the unit 1, where fan = in and m = out. With respect to the
+    entries of W = (std/√in) N, the gradient is √in/std times that.
     """
     drawn = term.used.drawn
     over = [drawn.out_width, drawn.in_width]

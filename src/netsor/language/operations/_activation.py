@@ -85,7 +85,7 @@ SECTIONS = """
 Parameters
 ----------
 x : Vector or Scalar
-    Vectors, on which it acts coordinate by coordinate, or scalars.
+    Vectors or scalars; it acts on each coordinate of a vector.
 
 Examples
 --------

@@ -217,6 +217,11 @@ class Dot(Entrywise):
     y: Vector
     power: float  # 1/2 for a score, 1 for a mean
 
+    @property
+    def is_score(self) -> bool:
+        """Whether it is n^(−1/2) ⟨x, y⟩, whose limit is random, and no mean."""
+        return self.power == 0.5
+
     def reads(self, ndim: int) -> tuple[Axes, ...]:
         """All pairs along the last axes: x_i for row i, and y_j for column j."""
         row_axis = ndim - 2

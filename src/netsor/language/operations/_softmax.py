@@ -24,9 +24,9 @@ def softmax(p: Scalar, mask: npt.ArrayLike | str | None = None) -> Scalar:
     p
         Scalars with at least one axis.
     mask
-        Which entries take part: "causal" (j ≤ i, for square scores) or a boolean array
-        that broadcasts to the shape of p (for padding, an array of shape (tokens,) that
-        is False on the padding); all by default.
+        The entries that take part: "causal" (j ≤ i, for square scores) or a boolean
+        array that broadcasts to the shape of p (for padding, an array of shape
+        (tokens,) that is False on the padding); all by default.
 
     Examples
     --------

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._validate import Shape
 from ..operations import _operation as ops
 from ..operations._operation import (
     Acting,
@@ -29,7 +30,14 @@ from ..operations._operation import (
 from ..operations._score import Pool
 from ..operations._stop_gradient import without_stops
 from ..theorem._theorem_check import CONJECTURED, NO_LIMIT, Report
-from ..values._array import Operation, Value, VectorAccess, taken_indices
+from ..values._array import (
+    Ints,
+    Operation,
+    Value,
+    VectorAccess,
+    index_formulas,
+    taken_indices,
+)
 from ..values._graph import names_of, narrow, topological_order, transposed
 from ..values._parameters import Weight
 from ..values._probe import Probe
@@ -57,6 +65,8 @@ LIMITS = (
 FORMULA = "As the widths go to infinity (%s), in distribution:"
 # The prefixes of factors that are 1 if two matrices are the same, else 0.
 EQUAL = (r"\delta", r"\mathbf 1")
+# The expectation E[Z^x Z^y] of images by independent matrices.
+ZERO = "0"
 
 
 def latex(
@@ -198,8 +208,11 @@ class Writer:
         for value in values:
             if isinstance(value.op, MatMul):
                 self.uses.setdefault(value.op.weight.source, []).append(value)
+        # products before which the law of their matrices is stated
+        self.first_products = _first_products(self.uses)
+        self.batches = _batches_of_sources(values)
         self.rotated = _depending_on_positions(values)
-        self.random = _random_in_the_limit(values)
+        self.random = _depending_on_scores(values)
         self.needed: set[Value] = set()  # values whose limit was written
         # numbers of the selections that no index formula describes
         self.selections: dict[object, int] = {}
@@ -248,9 +261,17 @@ class Writer:
         return rf"\mathring{{{name[0]}}}{name[1:]}"
 
     def matrix(self, weight: Weight, indices: Indices) -> str:
-        """A matrix of a batch: W^Q_1 becomes W^{Q,(1)}, and W_out W^{\\mathrm{out}}."""
+        """A matrix of a batch: W^Q_1 becomes W^{Q,(1)}, and W_out W^{\\mathrm{out}}.
+
+        The subscript is its index in the batch of the source: W_2 for `W[1]`.
+        """
         name = self.names[weight.source]
-        subscript = tex.below(indices, weight.batch)
+        batch = self.batches[weight.source]
+        index = index_formulas(weight.members, batch, indices, first=1)
+        if index is None:
+            positions = self.positions(weight.members, batch)
+            index = [tex.selected(positions, indices)]
+        subscript = tex.below(index, batch)
         # a letter, an exponent after ^ and a number or word after _
         match = re.fullmatch(
             r"([A-Za-z])(?:\^([A-Za-z0-9]+))?(?:_([A-Za-z0-9]+))?", name
@@ -276,7 +297,7 @@ class Writer:
         It is "" if they are the same anyway. In the paper style it is Kronecker's δ
         where each matrix occurs once: δ_{a a'} for the heads a and a'.
         """
-        same_batch = weight.members is other.members
+        same_batch = np.array_equal(weight.members, other.members)
         each_once = weight.members.size == np.unique(weight.members).size
         if self.paper and len(i) == len(j) and same_batch and each_once:
             deltas = []
@@ -321,7 +342,7 @@ class Writer:
         notation = tex.Notation(self.ref, self.positions)
         line = f"{name} = {op.latex(value, i, notation)} {ranges}"
         if isinstance(op, ops.Take) and taken_indices(op, i, first=1) is None:
-            return [rf"{line}, \quad {tex.selection(op, self.positions(op))}"]
+            return [rf"{line}, \quad {self._selection(op.flat, op.x.shape)}"]
         return [line]
 
     def _initial_vectors(
@@ -339,14 +360,18 @@ class Writer:
         law = tex.gaussian_law(op.mean, op.factor)
         return rf"{space} \text{{ with independent coordinates }} {law} {ranges}"
 
-    def positions(self, op: ops.Take) -> str:
-        """The name π_k of the positions that an index selects.
+    def positions(self, flat: Ints, shape: Shape) -> str:
+        """The name π_k of selected positions in an array of this shape.
 
         Equal selections share a name.
         """
-        key = op.x.shape, op.flat.shape, op.flat.tobytes()
+        key = shape, flat.shape, flat.tobytes()
         number = self.selections.setdefault(key, len(self.selections) + 1)
         return rf"\pi_{{{number}}}"
+
+    def _selection(self, flat: Ints, shape: Shape) -> str:
+        """The definition of the positions that an index selects."""
+        return tex.selection(flat, shape, name=self.positions(flat, shape))
 
     def _steps_line(self, op: SteppedMatMul, matrix: str, after_steps: str) -> str:
         """The line that says which steps changed a matrix, and along which products."""
@@ -372,7 +397,8 @@ class Writer:
         After optimiser steps, they are W' x and the sums of l r^T that changed W.
         """
         weight = op.weight.drawn
-        matrix = self.matrix(weight, i[: len(weight.batch)])
+        member = i[: len(weight.batch)]
+        matrix = self.matrix(weight, member)
         steps = steps_of(op)
         after_steps = rf"({matrix})^{{({len(steps)})}}" if steps else matrix
         factor = after_steps
@@ -383,9 +409,12 @@ class Writer:
             factor = rf"\sqrt{{{ratio}}} \, {factor}"
         x = self.ref(op.x, tex.read_indices(value, i)[0])
         line = f"{self.ref(value, i)} = {factor} {x} {where}"
+        batch = self.batches[weight.source]
+        if index_formulas(weight.members, batch, member, first=1) is None:
+            line += rf", \quad {self._selection(weight.members, batch)}"
         if isinstance(op, SteppedMatMul):
             return [line, self._steps_line(op, matrix, after_steps)]
-        if self.uses[weight.source][0] is not value:
+        if value not in self.first_products:
             return [line]
         entries = tex.entry_law(weight)
         size = (
@@ -445,7 +474,7 @@ class Writer:
                 return self._both_ways(value)
             case MatMul():
                 return [self.covariance(value, value)]
-            case Dot(x=x, y=y, power=1.0):  # a mean
+            case Dot(x=x, y=y) if not op.is_score:  # a mean
                 left, right = tex.read_indices(value, i)
                 return [rf"{z} = {self.product(x, left, y, right)}"]
             case Dot(x=x, y=y):  # a score
@@ -505,20 +534,30 @@ class Writer:
         i = tex.letters(value.shape)
         terms = [self.gaussian(value, i)]
         for other in self.uses[weight.source]:
-            if other.op.weight.transposed == weight.transposed:
+            other_weight = other.op.weight
+            if other_weight.transposed == weight.transposed:
+                continue
+            if _independent(weight, other_weight):
                 continue
             z_of_x = self.z(value.op.x, tex.read_indices(value, i)[0])
             j = tex.primed(tex.letters(other.shape))
             over = ",".join(index for index in j if index != "1")
             total = ""
             if over:
-                total = rf"\sum_{{{over}}} "
+                total = rf"\sum_{{{over}}}"
             z_of_y = self.z(other.op.x, tex.read_indices(other, j)[0])
             slope = (
                 rf"\mathbb{{E}}\left[\frac{{\partial {z_of_x}}}{{\partial"
                 rf" {self.gaussian(other, j)}}}\right]"
             )
-            terms.append(f"{tex.variance(weight)} {total}{slope} {z_of_y}")
+            same = self.same(
+                weight,
+                i=i[: len(weight.batch)],
+                other=other_weight,
+                j=j[: len(other_weight.batch)],
+            )
+            factors = [tex.variance(weight), total, same, slope, z_of_y]
+            terms.append(" ".join(factor.strip() for factor in factors if factor))
         return [
             self.covariance(value, value),
             f"{self.z(value, i)} = {' + '.join(terms)}",
@@ -541,14 +580,16 @@ class Writer:
         """The lines of covariances between different products W x with one matrix.
 
         Only products among `values` count. W x and W^T v have independent Gaussian
-        parts.
+        parts, and so have products with different matrices of a batch.
         """
         listed = set(values)
         lines = []
         for uses in self.uses.values():
             products = [use for use in uses if use in listed]
             for x, y in combinations(products, 2):
-                if x.op.weight.transposed == y.op.weight.transposed:
+                if x.op.weight.transposed != y.op.weight.transposed:
+                    continue
+                if not _independent(x.op.weight, y.op.weight):
                     lines.append(self.covariance(x, y))
         return lines
 
@@ -580,7 +621,10 @@ class Writer:
         # independent matrices: E[Z^x Z^y] = 0
         if both_from_matrices and x_source is not y_source:
             return wick
-        return rf"{wick} + {self.product(x, x1, y, y2)} \, {self.product(y, y1, x, x2)}"
+        crossed = self.product(x, x1, y, y2)
+        if crossed.core == ZERO:
+            return wick
+        return rf"{wick} + {crossed} \, {self.product(y, y1, x, x2)}"
 
     # E[Z^x Z^y]
 
@@ -619,6 +663,8 @@ class Writer:
         """
         op: Any = value.op
         other_op: Any = other.op
+        if _independent(op.weight, other_op.weight):
+            return _Sum(over=(), factors=(), core=ZERO)
         member = i[: len(op.weight.batch)]
         other_member = j[: len(other_op.weight.batch)]
         same = self.same(op.weight, i=member, other=other_op.weight, j=other_member)
@@ -704,12 +750,50 @@ class Writer:
         return None
 
 
-def _random_in_the_limit(values: Sequence[Value]) -> set[Value]:
-    """The values that depend on scores or random scalars."""
+def _independent(weight: Weight, other: Weight) -> bool:
+    """Whether two batches with one source have no matrix in common."""
+    return not np.isin(weight.members, other.members).any()
+
+
+def _batches_of_sources(values: Sequence[Value]) -> dict[Source, Shape]:
+    """The shape in which the matrices of each source are numbered.
+
+    It is that of a product with all of them, in order, if there is one; otherwise they
+    are numbered along one axis.
+    """
+    batches: dict[Source, Shape] = {}
+    for value in values:
+        if isinstance(value.op, Acting):
+            weight = value.op.weight
+            batches.setdefault(weight.source, (weight.count,))
+            if np.array_equal(weight.members.ravel(), np.arange(weight.count)):
+                batches[weight.source] = weight.batch
+    return batches
+
+
+def _first_products(uses: Mapping[Source, Sequence[Any]]) -> set[Value]:
+    """The products W x that are the first with one of their matrices."""
+    first_products: set[Value] = set()
+    for products in uses.values():
+        seen: set[int] = set()
+        for product in products:
+            members = set(product.op.weight.members.ravel().tolist())
+            if not members <= seen:
+                first_products.add(product)
+            seen |= members
+    return first_products
+
+
+def _depending_on_scores(values: Sequence[Value]) -> set[Value]:
+    """The values that depend on scores or random scalars, and so have random limits.
+
+    A score is n^(−1/2) ⟨x, y⟩, of order 1; a mean ⟨x, y⟩/n, the other power of n, has a
+    limit that is a number.
+    """
     random: set[Value] = set()
     for value in values:
         op = value.op
-        is_score = isinstance(op, Dot) and op.power == 0.5
+        is_score = isinstance(op, Dot) and op.is_score
         is_random = is_score or isinstance(op, ops.Normal)
         if is_random or not random.isdisjoint(op.inputs):
             random.add(value)

@@ -23,7 +23,7 @@ from ..operations._operation import (
     Take,
     steps_of,
 )
-from ..values._array import INDEX_LETTERS, Value, taken_indices
+from ..values._array import INDEX_LETTERS, Ints, Value, taken_indices
 from ..values._graph import names_of, narrow, topological_order, widths_of
 from ..values._parameters import Weight
 from ..values._probe import Probe
@@ -334,16 +334,17 @@ def matrix_source(x: Value) -> Source | None:
 Reference = Callable[[Value, Indices], str]
 
 
-def selection(op: ops.Take, name: str) -> str:
-    """The definition of π, the positions that an index selects.
+def selection(flat: Ints, shape: Shape, name: str) -> str:
+    """The definition of π, the positions in an array of this shape that an index
+    selects.
 
     They are in numpy's order and count from 1.
     """
-    subscript = _varying(letters(op.flat.shape))
-    if op.flat.size > MAX_LISTED_POSITIONS:
+    subscript = _varying(letters(flat.shape))
+    if flat.size > MAX_LISTED_POSITIONS:
         return rf"{name} \text{{ given}}"
-    indices = np.array(np.unravel_index(op.flat.ravel(), op.x.shape))
-    axes = [axis for axis, size in enumerate(op.x.shape) if size > 1]
+    indices = np.array(np.unravel_index(flat.ravel(), shape))
+    axes = [axis for axis, size in enumerate(shape) if size > 1]
     positions = 1 + indices[axes].T  # (selected entries, axes)
     entries = [",".join(map(str, position)) for position in positions]
     if len(axes) != 1:
@@ -359,11 +360,21 @@ def _varying(indices: Indices) -> str:
     return ",".join(index for index in indices if index != "1")
 
 
+def selected(positions: str, i: Indices) -> str:
+    """Entry i of a named selection of positions: π(i)."""
+    subscript = _varying(i)
+    if not subscript:
+        return positions
+    return f"{positions}({subscript})"
+
+
 class Notation:
     """LaTeX of the inputs of one operation: see `Notation` in the language's values."""
 
     def __init__(
-        self, ref: Reference, positions: Callable[[ops.Take], str] = lambda op: r"\pi"
+        self,
+        ref: Reference,
+        positions: Callable[[Ints, Shape], str] = lambda flat, shape: r"\pi",
     ) -> None:
         self.entry = ref
         self.positions = positions
@@ -380,11 +391,7 @@ class Notation:
         """Entry i of an index, by a named selection if no formula describes it."""
         indices = taken_indices(op, i, first=1)
         if indices is None:
-            position = self.positions(op)
-            subscript = _varying(i)
-            if subscript:
-                position += f"({subscript})"
-            indices = [position]
+            indices = [selected(self.positions(op.flat, op.x.shape), i)]
         return self.entry(op.x, indices)
 
     def summation_index(self, i: Indices) -> str:

@@ -81,8 +81,8 @@ class Point:
     Parameters
     ----------
     name, verdict : str
-        What the point requires, and what follows from it: `proved`, `conjectured` or
-        `no limit`.
+        The requirement of the point, and the resulting verdict: `proved`, `conjectured`
+        or `no limit`.
     violations : tuple of Violation
         The values that break it.
     """
@@ -327,7 +327,7 @@ class _Checker:
             op = value.op
             if value in self.readouts or not isinstance(op, Dot):
                 continue
-            if op.power == 0.5:
+            if op.is_score:
                 scores[value] = op
         return scores
 

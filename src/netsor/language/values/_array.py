@@ -1117,10 +1117,21 @@ def taken_indices(
     `index_letters` name the axes of the result. Numbers count from `first`, 0 or 1. The
     result is None if no formula fits.
     """
-    if not op.x.shape:
+    return index_formulas(op.flat, op.x.shape, index_letters, first)
+
+
+def index_formulas(
+    flat: Ints, shape: Shape, index_letters: Sequence[str], first: int
+) -> list[str] | None:
+    """The indices along each axis of an array that flat positions in it have.
+
+    `shape` is that of the array, and `index_letters` name the axes of `flat`; otherwise
+    as in `taken_indices`.
+    """
+    if not shape:
         return []
     indices = []
-    for read_index in np.unravel_index(op.flat, op.x.shape):  # along one axis of x
+    for read_index in np.unravel_index(flat, shape):  # along one axis of the array
         index = _index_formula(read_index, index_letters, first)
         if index is None:
             return None

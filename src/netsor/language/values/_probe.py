@@ -89,18 +89,18 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
     Parameters
     ----------
     name : str
-        What the value is. "embedding" is the stream before the first block. In each
+        The role of the value. "embedding" is the stream before the first block. In each
         block, "attention", "cross" (attention to an encoder) and "mlp" are the outputs
         of the branches; "middle" is the stream between them if a norm follows each sum;
         "before" is the stream that the block adds to, if it is another one than the
-        block before returned: a projection to another width, or fewer tokens;
-        "query", "key", "value" and "hidden" are vectors, "scores", "weights" and
-        "experts" scalars; "stream" ends the block. "logits" or "loss" comes last. A
-        second "embedding" begins a decoder.
+        block before returned: a projection to another width, or fewer tokens; "query",
+        "key", "value" and "hidden" are vectors, "scores", "weights" and "experts"
+        scalars; "stream" ends the block. "logits" or "loss" comes last. A second
+        "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
     mask : array_like or str, optional
-        Which scores or weights take part, as in `ns.softmax`; by default the mask of
+        The scores or weights that take part, as in `ns.softmax`; by default the mask of
         the softmax.
 
     Examples

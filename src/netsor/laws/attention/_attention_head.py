@@ -111,7 +111,9 @@ class Head:
             and _is_list_of_rules(nodes, weights, sizes)
             and _is_tail(w, log_weight)
         ):
-            raise ValueError("the rules of a head are not nodes above 0 with weights")
+            raise ValueError(
+                "the quadrature of a head must have positive nodes, with weights"
+            )
         # the rules lie one after the other; where all but the first begin:
         starts = np.cumsum(sizes)[:-1]
         split_nodes = np.split(nodes, starts)

@@ -176,7 +176,7 @@ class Attention:
         if largest_score == 0 and at_zero @ keys @ at_zero <= 1e-14 * largest_key:
             raise TraceError(
                 "law",
-                "scores are 0 by sigma_q, sigma_k or kernel, and at 0 function makes"
+                "sigma_q, sigma_k or kernel make all scores 0, where the function makes"
                 f" the tokens that token={token} sees cancel: it has no density",
             )
         origin = Provenance("proved", "convolution over heads at infinite width")

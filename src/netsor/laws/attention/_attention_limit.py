@@ -58,7 +58,7 @@ class HeadSum(Law):
     each with the law of one head.
 
     It is the law of one coordinate of an attention layer at infinite width, to many
-    digits: `ns.Attention(…).law(heads)` and `Program.law` make it.
+    digits: `ns.Attention(…).law(heads)` and `Program.law` return it.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ class HeadSum(Law):
     def infinite_heads(self) -> Mixture:
         """The Gaussian law of the same layer with infinitely many heads.
 
-        All numbers of heads have its variance.
+        Its variance is the same for every number of heads.
         """
         value, error = self.with_error.var()
         origin = Provenance(

@@ -365,7 +365,8 @@ class Logits(NamedTuple):
 
         The number must be that which was passed to `words` as `first`.
         """
-        known, root = self.known, self.root
+        known = self.known
+        root = self.root
         if known is not None:
             known = known[:count]
         if root is not None:

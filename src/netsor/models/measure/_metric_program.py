@@ -229,7 +229,7 @@ class Probes:
     def limit(self) -> Program:
         """The program for n = ∞.
 
-        Tied logits keep their fluctuation at the width of the model.
+        Tied logits keep the fluctuation that they have at the width of the model.
         """
         return self._program(self._build(limit=True))
 
@@ -405,17 +405,21 @@ def _experts(block: Block) -> int:
     return sum(probe.value.shape[-1] for probe in block.get("experts", ()))
 
 
-def _row_of_logits(p: Scalar, target: Any) -> dict[str, Scalar]:
+def _row_of_logits(logits: Scalar, target: Any) -> dict[str, Scalar]:
     """The quantities of logits (tokens, words), by name.
 
-    `target` (tokens, words) has the shares of the correct words.
+    `target` (tokens, words) has the shares of the correct words, which add up to 1 for
+    each token.
     """
-    tokens = p.shape[0]
-    ends = apply(of_logits, p, axes=2)
+    tokens = logits.shape[0]
+    numbers = apply(of_logits, logits, axes=2)
+    std, mean_log_normaliser, max_probability = (numbers[k] for k in range(3))
+    # the cross-entropy of a token is log Σ e^logit minus the logit of its target
+    mean_target_logit = (target * logits).sum() / tokens
     return {
-        "logit_std": ends[0],
-        "loss": ends[1] - (target * p).sum() / tokens,
-        "max_probability": ends[2],
+        "logit_std": std,
+        "loss": mean_log_normaliser - mean_target_logit,
+        "max_probability": max_probability,
     }
 
 

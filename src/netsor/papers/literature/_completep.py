@@ -134,12 +134,19 @@ def _forward(x: Array, matrices: Array, share: float) -> tuple[Array, list[_Bran
 
 
 def _loss_gradient(output: Array, readout: Array, labels: Any) -> Array:
-    """The gradient of the mean cross-entropy by the stream after all branches."""
+    """The gradient of the mean cross-entropy by the stream after all branches.
+
+    `output` (images, width) is the stream, `readout` (width, classes), and `labels`
+    (images,).
+    """
+    images = len(output)
     logits = output @ readout / WIDTH
-    error = np.exp(logits - logits.max(axis=1, keepdims=True))
-    error /= error.sum(axis=1, keepdims=True)
-    error[np.arange(BATCH), labels] -= 1
-    gradient: Array = error @ readout.T / WIDTH / BATCH
+    exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+    probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+    # of the loss of each image by its logits: the probabilities minus the one-hot label
+    by_logits = probabilities
+    by_logits[np.arange(images), labels] -= 1
+    gradient: Array = by_logits @ readout.T / WIDTH / images
     return gradient
 
 

@@ -220,7 +220,8 @@ def limits(tokens: list[int], scores: list[float], seed: int) -> Arrays:
 
     Inputs are independent and of infinite width, so `seed` is not used.
     """
-    values, errors = [], []
+    values = []
+    errors = []
     for s in tokens:
         variances = []
         for score in scores:

@@ -425,7 +425,8 @@ def _rate(numbers: Numbers) -> Claim:
     """The claim on the cubic rate: that one step of the logarithm is three times the
     step before.
     """
-    verdicts, measured = [], []
+    verdicts = []
+    measured = []
     for label in PURE_LABELS:
         logs = numbers[label]["log"]
         steps = np.diff(logs, axis=0)

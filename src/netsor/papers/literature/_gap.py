@@ -141,7 +141,8 @@ def gradients(tokens: int, draws: int, seed: int) -> Arrays:
     program = Program(ns.softmax(STD * ns.normal((LAST, tokens, tokens))))
     networks = program.draw(draws=draws, seed=seed, workers=1, progress=False)
     rng = np.random.default_rng(seed)
-    kept, removed = [], []
+    kept = []
+    removed = []
     for weights in np.asarray(networks):
         x = np.linalg.qr(rng.standard_normal((tokens, tokens)))[0]
         values = rng.standard_normal((LAST, tokens, tokens))

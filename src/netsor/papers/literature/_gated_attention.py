@@ -324,7 +324,8 @@ def _steady(numbers: Numbers) -> Claim:
     """The claim that gradients grow less with gates, from the last block to the
     first.
     """
-    lines, verdicts = [], []
+    lines = []
+    verdicts = []
     for depth in _growths(numbers, "none"):
         growth = {}
         for kind in STACKS:

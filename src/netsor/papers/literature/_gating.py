@@ -225,7 +225,8 @@ def _theory(numbers: Numbers) -> Claim:
     four standard deviations of the mean at its N.
     """
     limit = float(numbers["warm over N None"]["order"].mean())
-    verdicts, deviations = [], []
+    verdicts = []
+    deviations = []
     for n, value in WARM_OVER_N.items():
         draws = numbers[f"warm over N {n}"]["order"]
         deviation = (value - draws.mean()) / draws.std(ddof=1)
@@ -294,7 +295,8 @@ def _plot_run(axes: Any, numbers: Numbers, name: str, colour: str) -> None:
     """Plot the printed numbers of a run, over 90 % of the law at each N."""
     printed = RUNS[name].printed
     widths = list(printed)
-    low, high = [], []
+    low = []
+    high = []
     for n in widths:
         draws = numbers[f"{name} {n}"]["order"]
         low.append(np.quantile(draws, 0.05))

@@ -369,7 +369,8 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
     """
     gradients = _scaled_gradients(numbers)
     longest = _lengths(gradients)[-1]
-    listed, verdicts = [], []
+    listed = []
+    verdicts = []
     for beta, published in GRADIENT.items():
         ours = gradients.get(_Setting(longest, beta, dropout))
         if ours is not None and beta > 1:

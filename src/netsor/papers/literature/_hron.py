@@ -289,7 +289,8 @@ def _stand_in(numbers: Numbers) -> Claim:
     kernel with scores over d and tied weights is near that with scores over √d.
     """
     arrays = numbers["kernels"]
-    verdicts, listed = [], []
+    verdicts = []
+    listed = []
     for k, scale in enumerate(arrays["scale"]):
         if scale >= 1:
             exact = float(arrays["exact"][k, 0, 0])

@@ -73,7 +73,8 @@ def decays(steps: int, draws: int, seed: int) -> Arrays:
     """
     rng = np.random.default_rng(seed)
     changes: dict[str, list[Any]] = {norm: [] for norm in NORMS}
-    differences, large = [], []
+    differences = []
+    large = []
     for _ in range(draws):
         weights = rng.standard_normal((WIDTH, WIDTH))
         gradients = list(rng.standard_normal((steps, WIDTH, WIDTH)))
@@ -150,7 +151,8 @@ def _changes(numbers: Numbers, steps: int, norm: str) -> list[Estimate]:
 
 def _exponents(numbers: Numbers, norms: Sequence[str]) -> tuple[str, str]:
     """The exponents of η in what decay changes, and the verdict on order two."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for norm in norms:
         for steps in (1, STEPS):
             # from the rates at which rounding and higher orders are far

@@ -99,7 +99,8 @@ def gradients(scale: float, cosines: list[float], draws: int, seed: int) -> Arra
     """Both squared norms for tokens of each cosine, exactly and by the assumption:
     arrays (cosines, draws).
     """
-    exact, assumed = [], []
+    exact = []
+    assumed = []
     for cosine in cosines:
         outputs = layer(cosine, scale).draw(
             n=WIDTH, draws=draws, seed=seed, progress=False
@@ -121,7 +122,8 @@ def depths(scale: float, depths: list[int], draws: int, seed: int) -> Arrays:
 
     It is computed exactly and by the formula, for each network: arrays (depths, draws).
     """
-    exact, formula = [], []
+    exact = []
+    formula = []
     for depth in depths:
         outputs = last_layer(depth, scale).draw(
             n=WIDTH, draws=draws, seed=seed, progress=False
@@ -221,7 +223,8 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
     else:
         tokens = "for independent tokens"
     scales = SCALES if is_collapsed else (1.0,)
-    verdicts, listed = [], []
+    verdicts = []
+    listed = []
     for scale in scales:
         ratio = _exact_over_uniform(numbers[f"scale {scale:g}"], name, cosine)
         verdicts.append(within(1.0, ratio, SHARE))
@@ -243,7 +246,8 @@ def _vanishing(numbers: Numbers) -> Claim:
     collapse: the power of 1 − cosine, between two cosines.
     """
     arrays = numbers["scale 1"]
-    distances, ratios = [], []
+    distances = []
+    ratios = []
     for cosine in (NEARLY, COLLAPSED):
         k = _position(arrays, cosine)
         distances.append(1 - arrays["cosine"][k])
@@ -281,7 +285,8 @@ def _within_factor(formula: float, ours: Estimate) -> str:
 
 def _deep(numbers: Numbers) -> Claim:
     """The claim on the formulas in stacks, at the usual scale of scores, by depth."""
-    verdicts, listed = [], []
+    verdicts = []
+    listed = []
     for depth, exact, formula in _medians(numbers["depth 1"]):
         verdicts.append(_within_factor(formula, exact))
         listed.append(

@@ -215,7 +215,8 @@ def _state_growth(states: Deep, order: str) -> tuple[str, str]:
 
     With Pre-LN it is the power of depth in the logarithm of the variance.
     """
-    listed, verdicts = [], []
+    listed = []
+    verdicts = []
     for model in _models(states):
         values = states[Setting(order, model, TOKENS)]
         power = exponent(values if order == "Peri-LN" else np.log(values))
@@ -263,7 +264,8 @@ def _gradient_growth(logs: Deep, setting: Setting) -> Estimate:
 
 def _vanishing(logs: Deep, tokens: int) -> Claim:
     """The claim on gradients with Post-LN, for this many tokens."""
-    listed, verdicts = [], []
+    listed = []
+    verdicts = []
     for setting, values in logs.items():
         if setting.order == "Post-LN" and setting.tokens == tokens:
             change = _gradient_growth(logs, setting)
@@ -280,7 +282,8 @@ def _vanishing(logs: Deep, tokens: int) -> Claim:
 
 def _steadier(logs: Deep, order: str) -> Claim:
     """The claim on gradients with Peri-LN against those with another order of norms."""
-    listed, verdicts = [], []
+    listed = []
+    verdicts = []
     for model in _models(logs):
         other = _gradient_growth(logs, Setting(order, model, TOKENS))
         peri = _gradient_growth(logs, Setting("Peri-LN", model, TOKENS))

@@ -16,11 +16,11 @@ from ...programs._program import Program
 from ...report._mpl_style import (
     BLUE,
     GREEN,
-    GREY,
     MARK_OF,
     ORANGE,
     PURPLE,
     VERMILLION,
+    width_colours,
 )
 from ...studies import Arrays
 from .._figures import new_wide
@@ -337,9 +337,12 @@ def summaries(shares: Array) -> dict[str, Estimate]:
     `shares` is (draws, tokens); a limit has one row, and no error.
     """
     tokens = shares.shape[1]
-    first_quarter, last_quarter = tokens // 4, 3 * tokens // 4
+    first_quarter = tokens // 4
+    last_quarter = 3 * tokens // 4
     last_eighth = tokens - max(tokens // 8, 2)
-    first, before_last, last = shares[:, 0], shares[:, -2], shares[:, -1]
+    first = shares[:, 0]
+    before_last = shares[:, -2]
+    last = shares[:, -1]
     middle = shares[:, first_quarter:last_quarter].mean(axis=1)
     right = shares[:, last_eighth:-1].mean(axis=1)
     columns = {
@@ -386,7 +389,8 @@ def _lengths(numbers: Numbers) -> dict[str, dict[str, Estimate]]:
 def _ends(numbers: Numbers) -> Claim:
     """The claim that both ends have more than the middle."""
     by_length = _lengths(numbers)
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for name, summary in by_length.items():
         for quantity, bound in (("anchor", ANCHOR_MIN), ("primacy", PRIMACY_MIN)):
             ratio = summary[quantity]
@@ -434,7 +438,8 @@ def _rotary(numbers: Numbers) -> Claim:
     """The claim that rotary positions change nothing."""
     rotary = summaries(numbers["qwen2 rotary"]["shares"])
     none = summaries(numbers["qwen2 none"]["shares"])
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for part in ("first", "middle half", "last"):
         ratio = rotary[part] / none[part]
         distance = Estimate(abs(ratio.value - 1), ratio.error)
@@ -453,12 +458,14 @@ def _rotary(numbers: Numbers) -> Claim:
 
 def _dead_zone(numbers: Numbers) -> Claim:
     """The claim that the middle dies with the depth."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for model in MODELS:
         middles = {}
         for depth in DEPTHS:
             middles[depth] = _limit(numbers, model, depth)["middle half"].value
-        shallow, deep = DEPTHS[1], DEPTHS[3]
+        shallow = DEPTHS[1]
+        deep = DEPTHS[3]
         ratio = Estimate(middles[deep] / middles[shallow], 0.0)
         verdicts.append(decide_below(ratio, DEAD_RATIO))
         listed = ", ".join(f"{share:.3%}" for share in middles.values())
@@ -594,7 +601,7 @@ def _plot_lengths(axes: Any, numbers: Numbers) -> None:
     Without the exact law, one point at the last token names the length.
     """
     depth = MODELS["gpt2"].depth
-    colours = (BLUE, VERMILLION, GREEN, ORANGE, PURPLE, GREY)
+    colours = width_colours(len(LONG_LENGTHS))
     for tokens, colour in zip(LONG_LENGTHS, colours, strict=True):
         label = f"limit gpt2 {tokens} {depth} 0 0"
         if label not in numbers:
@@ -604,12 +611,17 @@ def _plot_lengths(axes: Any, numbers: Numbers) -> None:
         axes.plot(positions, limit, color=colour, lw=1)
         exact = numbers.get(f"gpt2 {tokens}")
         if exact is None:
-            positions, points = positions[-1:], limit[-1:]
+            positions = positions[-1:]
+            points = limit[-1:]
         else:
             points = exact["shares"].mean(axis=0)
         style = {"ls": "", "ms": 2.5, "color": colour, "marker": "o"}
-        axes.plot(positions, points, label=f"{tokens} tokens", **style)
-    axes.set(title="GPT-2, by length", xlabel="position / length", ylabel="share")
+        axes.plot(positions, points, label=f"{tokens:,} tokens", **style)
+    axes.set(
+        title="GPT-2: only the last token keeps its share",
+        xlabel="position / length",
+        ylabel="share of the squared gradient",
+    )
 
 
 def _plot_variants(axes: Any, numbers: Numbers) -> None:
@@ -626,7 +638,7 @@ def _plot_variants(axes: Any, numbers: Numbers) -> None:
         positions = np.arange(1.0, len(means) + 1)
         style = {"marker": MARK_OF[colour], "ms": 2, "mfc": "none", "color": colour}
         axes.plot(positions, means, lw=1, label=name, **style)
-    axes.set(title="Variants", xlabel="position")
+    axes.set(title="A window of attention reverses the profile", xlabel="position")
 
 
 RESULT = Result(

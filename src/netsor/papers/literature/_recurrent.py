@@ -18,15 +18,16 @@ from ...nn import gated_delta, linear_attention, mamba2, retention
 from ...programs._decorator import program
 from ...programs._program import Program
 from ...report._mpl_style import (
-    BLACK,
     BLUE,
     DOTTED,
     GREEN,
     GREY,
+    LIMIT,
     MARK_OF,
     ORANGE,
     VERMILLION,
     new,
+    width_colours,
 )
 from ...studies import Arrays, slope_of
 from ...studies.coord_check import coord_check
@@ -153,7 +154,8 @@ def closed_variance(kind: str, width: float) -> float:
     """
     g = token_weights(kind)
     e = 0.0 if width == math.inf else 1.0 / width
-    last, before = g[:, -1], g[:, :-1]
+    last = g[:, -1]
+    before = g[:, :-1]
     # E[K_TT K_ss'²] of the Wishart part
     both_last = (1 + 2 * e) * (1 + 4 * e)  # s = s' = T
     both_equal = 1 + 2 * e  # s = s' < T
@@ -333,7 +335,8 @@ def _rate(numbers: Numbers) -> Claim:
 
 def _densities(numbers: Numbers) -> Claim:
     """The closed density of linear attention and retention at infinite width."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for kind in ("linear", "retention"):
         arrays = numbers[kind]
         exact = closed_density(kind, arrays["y"])
@@ -387,7 +390,8 @@ def _variances(numbers: Numbers) -> Claim:
 
 def _learning_rates(numbers: Numbers) -> Claim:
     """The rule of µP for Adam that the exponents give."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for kind, names in MATRICES.items():
         exponents = estimates(*numbers[f"rule {kind}"]["exponent"].T)
         verdicts += [near(exponent, 1.0, RULE_ATOL) for exponent in exponents]
@@ -461,18 +465,19 @@ def distance_rows(numbers: Numbers) -> Iterator[dict[str, Any]]:
 
 def draw(numbers: Numbers) -> Any:
     """Densities of the four layers at finite widths and in the limit."""
-    import matplotlib as mpl
-
-    figure = new_wide(3.6)
-    colours = mpl.colormaps["viridis"](np.linspace(0.85, 0.1, len(WIDTHS)))
+    figure = new_wide(3.8)
+    figure.suptitle(
+        "Wide recurrent mixers reach a limit, which is not Gaussian", size=8
+    )
+    colours = width_colours(len(WIDTHS))
     for axes, kind in zip(figure.subplots(2, 2).flat, TITLES, strict=True):
         arrays = numbers[kind]
         for width, colour, density in zip(
             WIDTHS, colours, arrays["density"], strict=False
         ):
-            axes.plot(arrays["y"], density, color=colour, label=f"n = {width}")
+            axes.plot(arrays["y"], density, color=colour, label=f"n = {width:,}")
         limit = arrays["density"][-1]
-        axes.plot(arrays["y"], limit, color=BLACK, ls=DOTTED, label="n = ∞")
+        axes.plot(arrays["y"], limit, color=LIMIT, ls=DOTTED, label="n = ∞")
         axes.set(title=TITLES[kind], yscale="log", xlabel="output y", ylabel="density")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
@@ -498,8 +503,14 @@ def draw_distances(numbers: Numbers) -> Any:
         )
     guide = numbers["linear"]["kl"][-1, 0] * (WIDTHS[-1] / np.array(WIDTHS)) ** 2
     axes.plot(WIDTHS, 3 * guide, color=GREY, lw=0.8, ls=":", label="1/n²")
-    axes.set(xscale="log", yscale="log", xlabel="width n", ylabel="KL from the limit")
-    axes.set_xticks(WIDTHS, map(str, WIDTHS))
+    axes.set(
+        title="The distance to the limit falls about like 1/n²",
+        xscale="log",
+        yscale="log",
+        xlabel="width n",
+        ylabel="KL from the limit",
+    )
+    axes.set_xticks(WIDTHS, [f"{width:,}" for width in WIDTHS])
     axes.minorticks_off()
     axes.legend()
     return figure

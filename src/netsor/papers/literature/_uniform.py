@@ -116,13 +116,15 @@ def hermite_series(f: Callable[[Array], Array], std: float) -> Array:
     nodes, weights = np.polynomial.hermite_e.hermegauss(QUADRATURE_NODES)
     weights = weights / weights.sum()
     values = weights * f(std * nodes)
-    previous, polynomial = np.zeros_like(nodes), np.ones_like(nodes)
+    previous = np.zeros_like(nodes)
+    polynomial = np.ones_like(nodes)
     squares = []
     for degree in range(TERMS):
         coefficient = float(values @ polynomial)
         squares.append(coefficient**2)
         following = nodes * polynomial - math.sqrt(degree) * previous
-        previous, polynomial = polynomial, following / math.sqrt(degree + 1)
+        previous = polynomial
+        polynomial = following / math.sqrt(degree + 1)
     return np.array(squares)
 
 
@@ -130,7 +132,8 @@ def power_series(coefficients: Array, rho: Array) -> Array:
     """Σ_k a_k ρ^k by Horner's rule, up to the last term above rounding."""
     above_rounding = np.flatnonzero(coefficients > 1e-16 * coefficients.sum())
     degree = above_rounding[-1]
-    flat, result = rho.reshape(-1), np.empty(rho.size)
+    flat = rho.reshape(-1)
+    result = np.empty(rho.size)
     # piece by piece, as each is used once for every term and then stays in the cache
     for start in range(0, rho.size, CACHED_NUMBERS):
         piece = slice(start, start + CACHED_NUMBERS)
@@ -157,8 +160,12 @@ class Perceptron:
         gram = power_series(hermite_series(value, self.hidden), rho)
         return gram * self.hidden**2 * rho if self.gated else gram
 
-    def slopes(self, rho: Array) -> Array:
-        """The factor of a Gram matrix of gradients through the perceptron."""
+    def slope_gram(self, rho: Array) -> Array:
+        """The factor of a Gram matrix of gradients through the hidden layer, for normed
+        inputs of cosine ρ.
+
+        Like `gram` it leaves out the last matrix, whose factor is `out` squared.
+        """
         value, slope = ACTIVATIONS[self.activation]
         through_activation = power_series(hermite_series(slope, self.hidden), rho)
         through_activation *= self.hidden**2
@@ -179,6 +186,11 @@ class Network:
     values: float  # σ_V σ_O
     perceptron: Perceptron | None = None  # None: blocks of attention alone
     normed: bool = True  # whether branches and the readout see normed vectors
+
+    def __post_init__(self) -> None:
+        """Check that a perceptron has inputs of mean square 1, as its formulas need."""
+        if self.perceptron is not None and not self.normed:
+            raise ValueError("normed=False needs blocks without a perceptron")
 
 
 def normalised(gram: Array, normed: bool = True) -> tuple[Array, Array]:
@@ -244,7 +256,7 @@ def shares(network: Network, attention: Uniform) -> Array:
         cosines, sizes = inputs[number]
         is_second_branch = number % 2 == 1
         if perceptron is not None and is_second_branch:
-            added = perceptron.out**2 * perceptron.slopes(cosines) * gram
+            added = perceptron.out**2 * perceptron.slope_gram(cosines) * gram
         else:
             added = network.values**2 * attention.gathered(gram)
         gram = gram + added / np.multiply.outer(sizes, sizes)

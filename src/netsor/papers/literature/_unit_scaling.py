@@ -185,7 +185,8 @@ def _lognormal(numbers: Numbers) -> Claim:
     head_dims = arrays["head_dim"]
     published = [math.sqrt(math.e / s) for s in tokens]
     ours = estimates(arrays["std"], arrays["error"])
-    verdicts, distances = [], []
+    verdicts = []
+    distances = []
     for by_rule, exact in zip(published, ours, strict=True):
         verdicts.append(within(by_rule, exact, RULE_RTOL))
         distances.append(abs(math.log(by_rule / exact.value)))

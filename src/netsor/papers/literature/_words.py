@@ -23,10 +23,10 @@ from ...report._mpl_style import (
     GREEN,
     MARK_OF,
     ORANGE,
-    PURPLE,
     SKY,
     VERMILLION,
     new,
+    width_colours,
 )
 from ...studies import Arrays
 from .._figures import new_wide
@@ -120,7 +120,8 @@ def stack(activation: str, length: int, width: int = WIDTH) -> Program:
             return block_layer(x, attention, feed, norm=ns.rms_norm).output
         return x + feed(ns.rms_norm(x))
 
-    contexts, tokens = CONTEXTS[length], max(length, 1)
+    contexts = CONTEXTS[length]
+    tokens = max(length, 1)
     start = STD * ns.gaussian(n, contexts * tokens).reshape(contexts, tokens)
     states = stream(start, next_block, DEPTH)
     grams = [ns.mean_dot(x[:, -1], x[:, -1]) for x in (states[i] for i in SEEN_BLOCKS)]
@@ -221,7 +222,8 @@ def agreement(rho: float, vocabulary: int) -> float:
     if rho >= 1:
         return 1.0
     nodes, weights = np.polynomial.legendre.leggauss(AGREEMENT_NODES)
-    lowest, highest = LOWEST, float(stats.norm.isf(TAIL / vocabulary))
+    lowest = LOWEST
+    highest = float(stats.norm.isf(TAIL / vocabulary))
     length = highest - lowest
     x = lowest + (nodes + 1) / 2 * length
     dx = weights * length / 2
@@ -253,7 +255,8 @@ def bivariate_cdf(x: Array, rho: float) -> Array:
     integral = np.zeros((len(x), len(x)))
     for node, weight in zip(nodes, weights, strict=True):
         theta = angle * (node + 1) / 2
-        sine, cosine = math.sin(theta), math.cos(theta)
+        sine = math.sin(theta)
+        cosine = math.cos(theta)
         exponent = -(squares - 2 * sine * products) / (2 * cosine**2)
         integral += weight * angle / 2 * np.exp(exponent)
     cdf = special.ndtr(x)
@@ -282,7 +285,8 @@ def largest_of(vocabulary: int) -> float:
     z = np.linspace(-8, 12, 20_001)
     log_cdf = vocabulary * special.log_ndtr(z)
     is_positive = z >= 0
-    z_above, z_below = z[is_positive], z[~is_positive]
+    z_above = z[is_positive]
+    z_below = z[~is_positive]
     above = np.trapezoid(-np.expm1(log_cdf[is_positive]), z_above)
     below = np.trapezoid(np.exp(log_cdf[~is_positive]), z_below)
     return float(above - below)
@@ -378,13 +382,15 @@ def _concentration(numbers: Numbers) -> Claim:
 
 def _amplified(numbers: Numbers) -> Claim:
     """The claim that attention amplifies the concentration."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for name in ("ReLU", "GELU"):
         cosine_at = {}
         for length in CONTEXTS:
             if f"{name} {length}" in numbers:
                 cosine_at[length] = _last(numbers, name, length)
-        alone, attended = cosine_at[0], cosine_at[_longest(numbers)]
+        alone = cosine_at[0]
+        attended = cosine_at[_longest(numbers)]
         error = math.hypot(alone.error, attended.error)
         verdicts.append(
             decide_below(Estimate(alone.value - attended.value, error), 0.0)
@@ -429,7 +435,8 @@ def _logit_std() -> float:
 
 def _orders(numbers: Numbers) -> Claim:
     """The claim on the size of preferences."""
-    verdicts, lines = [], []
+    verdicts = []
+    lines = []
     for name in ("ReLU", "GELU"):
         cosine = _last(numbers, name, _longest(numbers))
         low, high = (
@@ -459,7 +466,8 @@ def _orders(numbers: Numbers) -> Claim:
 def _seed_bias(numbers: Numbers) -> Claim:
     """The claim of a weak bias by seed in Llama-style models."""
     rows = SHARED_VOCABULARY * direction_agreement(WIDTH, SHARED_VOCABULARY)
-    times, lines = [rows], []
+    times = [rows]
+    lines = []
     for tokens in SHARED_LENGTHS:
         label = f"shared {tokens}"
         if label in numbers:
@@ -563,16 +571,25 @@ def draw(numbers: Numbers) -> Any:
             style = {"color": colour, "ls": line, "marker": MARK_OF[colour], "ms": 3}
             label = activation if length else None
             left.plot(SEEN_BLOCKS, cosines.mean(axis=0), label=label, **style)
-    left.set(xscale="log", xlabel="block", ylabel="cosine of two contexts")
+    left.set(
+        title="Favourite words need an MLP without a gate",
+        xscale="log",
+        xlabel="block (dotted: without attention)",
+        ylabel="cosine of two contexts",
+    )
     left.set_xticks(SEEN_BLOCKS, map(str, SEEN_BLOCKS))
     left.minorticks_off()
     left.legend()
     cosines = np.linspace(0, 0.8, 33)
-    for vocabulary, colour in zip(VOCABULARIES, (SKY, PURPLE, BLUE), strict=True):
+    colours_by_size = width_colours(len(VOCABULARIES))
+    for vocabulary, colour in zip(VOCABULARIES, colours_by_size, strict=True):
         chances = [agreement(float(rho), vocabulary) for rho in cosines]
         right.plot(cosines, chances, color=colour, label=f"{vocabulary:,} words")
     right.set(
-        yscale="log", xlabel="cosine of two contexts", ylabel="same likeliest word"
+        title="A common direction makes contexts agree",
+        yscale="log",
+        xlabel="cosine of two contexts",
+        ylabel="probability of one likeliest word",
     )
     right.legend()
     return figure
@@ -590,7 +607,10 @@ def draw_atlas(numbers: Numbers) -> Any:
     alone = [row["cosine_without_positions"] for row in rows]
     axes.plot(alone, heights, "D", ms=3, color=VERMILLION, label="without positions")
     axes.set_yticks(heights, [row["model"] for row in rows])
-    axes.set(xlabel="cosine of two contexts of four words")
+    axes.set(
+        title="Positions make most of GPT-2's common direction",
+        xlabel="cosine of two contexts of four words",
+    )
     axes.legend()
     return figure
 

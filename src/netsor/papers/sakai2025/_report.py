@@ -280,7 +280,8 @@ def _formula(line: str) -> str:
     """
     box = BOXED.fullmatch(line)
     if box is None:
-        css_class, content = "formula", line
+        css_class = "formula"
+        content = line
     else:
         css_class = "formula boxed"
         content = box[1]

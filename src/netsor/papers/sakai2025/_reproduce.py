@@ -396,7 +396,9 @@ class PaperStudy(Study[Finished]):
         plan = self.request.plan
         data: dict[str, Any] = {}
         seconds: dict[str, float] = {}
-        separated, tables, pictures = {}, {}, {}
+        separated = {}
+        tables = {}
+        pictures = {}
         ahead = _ahead(plan, self.order)
         for figure in self.order:
             name = figure.name

@@ -89,17 +89,17 @@ def audit(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, Program, module or callable
-        What `ns.models.read` takes, or a `Transformer`; or a `Program` that contains
-        its tokens and names what to measure with `ns.probe`; or a PyTorch module that
-        takes ids, or a function that makes one, or a JAX model, at its own widths and
-        16 tokens by default. `ns.torch.network` and `ns.jax.network` read those with
-        other inputs.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a `Program` that
+        contains its tokens and names what to measure with `ns.probe`; or a PyTorch
+        module that takes ids, or a function that makes one, or a JAX model, at its own
+        widths and 16 tokens by default. `ns.torch.network` and `ns.jax.network` read
+        those with other inputs.
     recipe : str, optional
         An initialisation for the model, a name of `ns.models.RECIPES`.
     compare : a model, or a list of them, optional
-        What to compare it with.
+        Models to compare it with.
     sweep : mapping, optional
-        One field and its values, as `{"std": [0.005, 0.01, 0.02]}`, to compare the
+        One field and its values, such as `{"std": [0.005, 0.01, 0.02]}`, to compare the
         model with each of them.
     tokens : int or sequence of int, optional
         The number of different tokens, or several lengths; by default 16 and 128, as
@@ -128,14 +128,14 @@ def audit(
         True for a bar on a terminal, False for none, or a function of (parts done,
         parts in all).
     gradients : bool, optional
-        Measure gradients of the first loss too (of a random readout, without logits):
+        Also measure gradients of the first loss (of a random readout, without logits):
         of the stream after each block, and of each kind of weight. By default for the
         shortest inputs, if the audit then takes at most twice as long.
     quick : bool
         Other defaults, for a test in seconds: 16 draws of 16 tokens at the model's own
         widths, without gradients.
     ranges : bool
-        Measure the largest numbers of each activation too, at the model's own widths,
+        Also measure the largest numbers of each activation, at the model's own widths,
         and the share that underflows in bf16, fp16 and both formats of fp8, with the
         scale that would fit.
     **sizes : int
@@ -146,7 +146,7 @@ def audit(
     audit : Audit or Comparison
         An `Audit` of one model maps each quantity to its `median`, `low` and `high`
         over draws (the 5 % and 95 % quantiles), with an entry for each block.
-        `finding(rule)` has the verdict of a rule, and `actual` and `limit` have the
+        `finding(rule)` gives the verdict of a rule, and `actual` and `limit` hold the
         draws. With `compare` or `sweep` the result is a `Comparison`:
         `comparison[name]` is the audit of one model, and `preferred` the name that the
         rules prefer, or None. Print either for the tables; `save(folder)` writes the
@@ -232,7 +232,7 @@ def _swept_field(sweep: Any, is_alone: bool) -> tuple[str, Any]:
         )
     if not isinstance(sweep, Mapping) or len(sweep) != 1:
         raise ArgumentError(
-            "sweep", sweep, "one field and its values, as {'std': [0.01, 0.02]}"
+            "sweep", sweep, "one field and its values, such as {'std': [0.01, 0.02]}"
         )
     ((field, values),) = sweep.items()
     return field, values

@@ -349,7 +349,8 @@ def _least_flagged(findings: Sequence[Finding], above: bool) -> list[bool]:
     known.
     """
     sign = 1 if above else -1  # the smaller sign * value, the less it is flagged
-    lows, highs = [], []
+    lows = []
+    highs = []
     for finding in findings:
         if finding.low is None or finding.high is None:
             return [True] * len(findings)
@@ -392,7 +393,8 @@ def _reasons(rules: Sequence[RulePreference], best: set[str], models: int) -> st
     """Which rules favour the best models, and which favour another: "better rank,
     although scores favours the other model". `models` is how many there are.
     """
-    in_favour, against = [], []
+    in_favour = []
+    against = []
     for rule in rules:
         if best <= set(rule.preferred) and len(rule.preferred) < models:
             in_favour.append(rule.rule)
@@ -483,7 +485,8 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
             for block in (embedding, first_block)
             if block in draws and block in other_draws
         ]
-        last_block, other_last_block = list(draws)[-1], list(other_draws)[-1]
+        last_block = list(draws)[-1]
+        other_last_block = list(other_draws)[-1]
         blocks.append((last_block, other_last_block))
     rounding = max(
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
@@ -535,7 +538,8 @@ def _error(
     bootstrap: its standard deviation over RESAMPLED resampled pairs.
     """
     rng = np.random.default_rng(0)
-    resampled_x, resampled_y = [], []
+    resampled_x = []
+    resampled_y = []
     for _ in range(RESAMPLED):
         resampled_x.append(rng.choice(x, len(x)))
         resampled_y.append(rng.choice(y, len(y)))

@@ -212,6 +212,8 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
     items = _finding_items(audit)  # flagged and undecided rules come first
     urgent = [item for item in items if item.status in (FLAG, UNDECIDED)]
     other_items = items[len(urgent) :]
+    joint = audit.joint_remedy
+    together = [] if joint is None else [Paragraph(joint.words)]
     advice = [Paragraph(text) for text in recipe_notes([audit.model])]
     if note := adam_note(audit.model):
         advice.append(Paragraph(note))
@@ -220,7 +222,7 @@ def _audit_sections(audit: LengthResult) -> list[Section]:
     by_length = {counted(result.tokens, "token"): result for result in audit.lengths}
     statuses = [_status_table("status", by_length)] if len(by_length) > 1 else []
     return [
-        Section("", [doc.Items(urgent)] if urgent else []),
+        Section("", [doc.Items(urgent), *together] if urgent else []),
         Section("", [_main_figure(audit.lengths, audit.findings)], "html"),
         Section("", [doc.Items(other_items), *advice]),
         Section("", [summary], "text"),

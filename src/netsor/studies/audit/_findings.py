@@ -161,7 +161,8 @@ def quantile_interval(values: Floats, q: float) -> tuple[float, float]:
     """
     ordered = np.sort(values)
     low_rank, high_rank = _order_statistics(len(ordered), q)  # counted from 1
-    low, high = -math.inf, math.inf
+    low = -math.inf
+    high = math.inf
     if low_rank > 0:
         low = float(ordered[low_rank - 1])
     if high_rank <= len(ordered):

@@ -20,7 +20,9 @@ from ...models.measure._probed_program import StreamSizes
 from ...programs._bound_program import NEGLIGIBLE
 from ._cases import AuditCase, Model
 from ._findings import DECIDE, Finding, above, band, within_error
+from ._joint_remedy import joint_remedy
 from ._quantities import BLOCKS, FINAL, at_embedding
+from ._remedies import Advice
 from ._request import Request
 from ._rules import RuleInput, all_findings, rule_name
 
@@ -255,6 +257,13 @@ class LengthResult(Mapping[str, Band]):
         if blocks == first_stack:
             return ((0, blocks - 1),)
         return (0, first_stack - 1), (first_stack, blocks - 1)
+
+    @property
+    def joint_remedy(self) -> Advice | None:
+        """What to change if two or more rules flag the described model; else None."""
+        if not isinstance(self.model, Transformer):
+            return None
+        return joint_remedy(self.model, self.findings)
 
     @cached_property
     def findings(self) -> tuple[Finding, ...]:

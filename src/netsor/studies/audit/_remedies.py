@@ -158,9 +158,11 @@ def branches(flagged: Flagged) -> Advice:
     factor = float((odds.min() * odds.max()) ** -0.25)
     names: tuple[str, ...]
     if factor > 1:
-        weaker, names = "attention", ("std_o",)
+        weaker = "attention"
+        names = ("std_o",)
     else:
-        weaker, names = "the MLP", ("std_out", "bias_out")
+        weaker = "the MLP"
+        names = ("std_out", "bias_out")
     words = (
         f"Raise the std of the last matrix of the weaker branch, {weaker}, or lower"
         " that of the other"
@@ -364,11 +366,16 @@ SGD = "This rule is about SGD"
 
 def with_example(advice: Advice) -> Advice:
     """The advice as sentences, with its changes as one types them."""
+    words = f"{advice.words}."
+    if advice.changes:
+        words = f"{advice.words}. For example: {options_of(advice.changes)}."
+    return advice._replace(words=words)
+
+
+def options_of(changes: Mapping[str, Any]) -> str:
+    """The changes as options of the command line: "--set std_q=0.02 --set …"."""
     options = []
-    for name, value in advice.changes.items():
+    for name, value in changes.items():
         text = f"{value:.3g}" if isinstance(value, float) else f"{value}"
         options.append(f"--set {name}={text}")
-    words = f"{advice.words}."
-    if options:
-        words = f"{advice.words}. For example: {' '.join(options)}."
-    return advice._replace(words=words)
+    return " ".join(options)

@@ -316,6 +316,7 @@ def _as_dict(result: LengthResult) -> dict[str, Any]:
     model = result.model
     request = result.request
     ids = request.ids_of(model)
+    joint = result.joint_remedy
     content: dict[str, Any] = {
         "model": model.name,
         "sizes": model.sizes,
@@ -326,6 +327,7 @@ def _as_dict(result: LengthResult) -> dict[str, Any]:
         "draws": result.best.draws,
         **_summaries(result.best),
         "findings": [asdict(finding) for finding in result.findings],
+        "joint_remedy": None if joint is None else joint._asdict(),
     }
     if request.ranges:
         content["ranges"] = []

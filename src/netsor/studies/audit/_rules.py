@@ -314,7 +314,8 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     medians = np.median(of_attention, axis=0)
     worst = int(np.argmin(np.minimum(medians, 1 - medians)))
     if medians[worst] < 0.5:
-        weaker, share = "attention", of_attention
+        weaker = "attention"
+        share = of_attention
     else:
         weaker = "the MLP"
         share = 1 - of_attention

@@ -70,20 +70,20 @@ def coord_check(
     executor: Executor | None = None,
     progress: Progress = True,
 ) -> CoordCheck:
-    """How much one step of training changes each activation, against the width; nothing
-    is trained.
+    """Compute how much one training step changes each activation, at several widths,
+    without training.
 
     Other parameters are those of `audit`.
 
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that
-        returns a PyTorch module with logits, or a `Program` whose output is the loss
-        and which names what to measure with `ns.probe`.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a function of the
+        width that returns a PyTorch module with logits, or a `Program` whose output is
+        the loss and which names what to measure with `ns.probe`.
     widths : sequence of float, optional
-        Of the stream; 256, 1024 and 4096 by default. A function may have `inf` too, and
-        then gets an `ns.Width`.
+        Of the stream; 256, 1024 and 4096 by default. With a function you may also pass
+        `inf`; it then receives an `ns.Width`.
     depths : sequence of int, optional
         Numbers of blocks, for exponents of the depth; with one width, by default the
         model's.
@@ -94,7 +94,7 @@ def coord_check(
         parameters that returns it. You can also write `optimizer` and
         `parametrization`.
     steps : int
-        The number of steps; changes are those over all of them, and a table has the
+        The number of steps; changes are those over all of them, and a table lists the
         exponents after each. From the second on, Muon and Lion have momentum and Adam
         both moments, with the defaults of `ns.optim`.
     lr : float, mapping or callable, optional
@@ -127,8 +127,8 @@ def coord_check(
     vectors : sequence of str
         Vectors of a model to train too: "bias" (every matrix of a block and every layer
         norm then has one, from 0), "gain" (of norms), or both. They have the learning
-        rate of embeddings. Of a PyTorch module, its own biases and gains, with the
-        learning rates of its optimiser.
+        rate of embeddings. For a PyTorch module these are its own biases and gains,
+        with the learning rates of its optimiser.
     promise : mapping of str to float, optional
         The exponents to hold a function to, by default {"features": 0, "logits": 0}.
     tolerance : float
@@ -173,7 +173,8 @@ def coord_check(
             parametrisation=parametrisation,
             vectors=vectors,
         )
-        model, parametrisation = trained.build, trained.parametrisation
+        model = trained.build
+        parametrisation = trained.parametrisation
         options |= {
             "optimiser": trained.optimiser,
             "lr": trained.lr,
@@ -224,7 +225,7 @@ def of_module(
             raise ArgumentError(
                 "vectors",
                 list(vectors),
-                "left out: of JAX models, matrices are trained",
+                "left out: only matrices of JAX models are trained",
             )
         if parametrisation is not None:
             raise ArgumentError(
@@ -276,7 +277,7 @@ def _of_torch_module(
         raise ArgumentError(
             "steps",
             steps,
-            "1 with a PyTorch optimiser; name one for more: optimiser='adam'",
+            "1 with an optimiser of PyTorch; for more name one: optimiser='adam'",
         )
     if lr is None and optimiser in NAMED:
         lr = NAMED[optimiser].lr
@@ -338,13 +339,13 @@ def _of_jax_model(
     if not isinstance(optimiser, str):
         if lr is not None:
             raise ArgumentError(
-                "lr", lr, "left out: the optimiser of a model has the learning rates"
+                "lr", lr, "left out: the optimiser of a model sets the learning rates"
             )
         if steps != 1:
             raise ArgumentError(
                 "steps",
                 steps,
-                "1 with an optimiser of optax; name one for more: optimiser='adam'",
+                "1 with an optimiser of optax; for more name one: optimiser='adam'",
             )
         program_of, kind = training_by_optax(build, width, optimiser, ids)
         return TrainedFunction(program_of, optimiser=kind, lr=0.0, ids=None)

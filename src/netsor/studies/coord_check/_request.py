@@ -598,11 +598,9 @@ class Request(TrainingRequest):
         return self.lr  # type: ignore[no-any-return]
 
     @property
-    def promise_axis(self) -> str:
-        """What a promise is compared with: "width", or why it is compared with
-        nothing.
-        """
-        return "width" if self.axis == "width" else "this check is against the depth"
+    def no_promise(self) -> str:
+        """Why nothing is compared with promises; empty if changes are."""
+        return "" if self.axis == "width" else "this check is against the depth"
 
     def _rates(self, model: Transformer) -> dict[str, float]:
         """The learning rate of each kind of weight, at the model's own width."""

@@ -507,7 +507,8 @@ def _not_checked_text(check: Check) -> str:
 def _exponents_text(statuses: Sequence[str]) -> str:
     """The verdicts on exponents in words, as "13 of 17 exponents flagged"."""
     judged = [status for status in statuses if status != NOT_APPLICABLE]
-    flagged, undecided = judged.count(FLAG), judged.count(UNDECIDED)
+    flagged = judged.count(FLAG)
+    undecided = judged.count(UNDECIDED)
     if not flagged and not undecided:
         return f"all {len(judged)} exponents as expected"
     if not flagged:
@@ -531,18 +532,22 @@ def _broken_text(verdicts: Sequence[Verdict], noun: str, axis: str) -> list[str]
 def _exponent_cell(verdict: Verdict, short: bool = False) -> Cell:
     """An exponent with its interval and its status; a short cell shows a status only if
     it is a flag.
+
+    There is no exponent if a size is 0: steps do not move it. Sizes that are not finite
+    are an error while they are drawn.
     """
     status = verdict.status
+    colour = COLOUR_CLASSES[status]
     exponent = verdict.exponent
     if exponent is None:
         text = "–" if short else f"{verdict.verdict} {status}"
-        return Cell(text, status="absent")
+        return Cell(text, status=colour)
     text = f"{exponent.value:+.2f}"
     if not short:
         text += f" ({exponent.low:+.2f},{exponent.high:+.2f}) {status:>9}"
     elif status == FLAG:
-        text += " FLAG"
-    return Cell(text, status=COLOUR_CLASSES[status])
+        text += f" {FLAG}"
+    return Cell(text, status=colour)
 
 
 def size_table(check: Check, verdicts: Sequence[Verdict], title: str) -> Table:
@@ -709,7 +714,7 @@ def _tick_text(n: float) -> str:
 
 class CoordCheck(ByParametrisation[Check]):
     """A coordinate check: one `Check` for each parametrisation, by its name or its
-    place; `ns.coord_check` makes it.
+    place; `ns.coord_check` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figures and the
     tables.

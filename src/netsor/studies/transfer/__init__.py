@@ -58,7 +58,7 @@ def transfer(
     executor: Executor | None = None,
     progress: Progress = True,
 ) -> Transfer:
-    """The loss after a few steps of training against the learning rate, at several
+    """Compute the loss after a few training steps against the learning rate, at several
     widths.
 
     Other parameters are those of `coord_check`.
@@ -66,12 +66,12 @@ def transfer(
     Parameters
     ----------
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
-        What `ns.models.read` takes, or a `Transformer`; or a function of the width that
-        returns a `Program` whose output is the loss, or a PyTorch module with logits.
-        PyTorch trains a module itself.
+        Anything that `ns.models.read` takes, or a `Transformer`; or a function of the
+        width that returns a `Program` whose output is the loss, or a PyTorch module
+        with logits. PyTorch trains a module itself.
     widths : sequence of float, optional
-        Of the stream; 64, 256 and 1024 by default. A function may have `inf` too, and
-        then gets an `ns.Width`.
+        Of the stream; 64, 256 and 1024 by default. With a function you may also pass
+        `inf`; it then receives an `ns.Width`.
     lr : sequence of float, optional
         Three learning rates or more. For a model they are those at its own width, which
         the parametrisation scales; for a function they multiply those of the optimiser.

@@ -204,7 +204,8 @@ class ModuleStudy(TransferStudy):
     def _seconds(self, case: ModuleCase, steps: int) -> float:
         """The time of a training of some steps."""
         assert case.training is not None
-        start, rate = time.perf_counter(), self.request.grid[0]
+        start = time.perf_counter()
+        rate = self.request.grid[0]
         case.training.loss_after(
             TrainingRun(
                 width=int(case.width),

@@ -29,7 +29,7 @@ from ...report._document import (
     Table,
 )
 from ...report._html import COLOUR_CLASSES
-from ...report._mpl_style import MARKS
+from ...report._mpl_style import LIMIT, MARKS, width_colours
 from .._training import width_text
 from .._training_report import ByParametrisation, panels, steps_text
 
@@ -387,6 +387,12 @@ def _vertex(x: Floats, y: Floats) -> Floats:
 ABOVE_TOP, LARGEST_ERROR = 10, 10.0
 
 
+def _label_of_minor_tick(x: float, position: int) -> str:
+    """2, 5, 20, 0.05, … between the powers of ten; no label for the other ticks."""
+    leading_digit = f"{x:e}"[0]
+    return f"{x:g}" if leading_digit in "25" else ""
+
+
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
     """Draw the losses with their errors, and the best rate; return the line.
 
@@ -501,7 +507,7 @@ def _exponent_text(exponent: ExponentInterval) -> str:
 
 class Transfer(ByParametrisation[Sweep]):
     """A learning-rate sweep: one `Sweep` for each parametrisation, by its name or its
-    place; `ns.transfer` makes it.
+    place; `ns.transfer` returns it.
 
     Print it for the table; `save(folder)` writes the report, the figure and the tables.
     The parameters are those of `CoordCheck`; its parts are of type `Sweep`.
@@ -587,16 +593,15 @@ class Transfer(ByParametrisation[Sweep]):
             losses += [curve.loss for curve in sweep.curves.values()]
         top = SEEN * max(loss[0] for loss in losses)
         bottom = min(loss.min() for loss in losses) / SEEN
+        finite = [width for width in widths if math.isfinite(width)]
+        colours = dict(zip(finite, width_colours(len(finite)), strict=True))
 
         def panel(axes: Any, sweep: Sweep) -> dict[str, Any]:
             """Draw the curves of a sweep, and return the lines by width."""
-            from matplotlib import colormaps  # slow to import
-
             lines: dict[str, Any] = {}
             for k, (width, curve) in enumerate(sweep.curves.items()):
-                shade = 0.9 * widths.index(width) / (len(widths) - 1)
                 style = {
-                    "color": colormaps["viridis"](shade),
+                    "color": colours.get(width, LIMIT),
                     "marker": MARKS[k % len(MARKS)],
                 }
                 lines[width_text(width)] = _draw_curve(axes, curve, top, style)
@@ -608,6 +613,7 @@ class Transfer(ByParametrisation[Sweep]):
                 title=f"{axes.get_title()} {verdict}",
             )
             axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(_label_of_minor_tick)
             return lines
 
         labels = "learning rate", f"loss after {steps_text(self.request)}"

@@ -215,8 +215,8 @@ class Request(TrainingRequest):
     }
 
     @property
-    def promise_axis(self) -> str:
-        """Why promises of a parametrisation are compared with nothing."""
+    def no_promise(self) -> str:
+        """Why nothing is compared with promises of a parametrisation."""
         return "transfer measures the loss alone"
 
     def __post_init__(self) -> None:
@@ -243,7 +243,9 @@ class Request(TrainingRequest):
         are_finite = is_sequence and np.isfinite(numbers).all()
         if not are_finite or len(set(numbers)) < len(numbers):
             raise ArgumentError(
-                "lr", self.lr, "a sequence of different numbers, as [0.01, 0.02, 0.04]"
+                "lr",
+                self.lr,
+                "a sequence of different numbers, such as [0.01, 0.02, 0.04]",
             )
         if len(numbers) < LEAST_RATES or numbers.min() <= 0:
             raise ArgumentError("lr", self.lr, "three or more positive numbers")

@@ -8,8 +8,9 @@ steps.
 
 from __future__ import annotations
 
-import math
+import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -25,11 +26,14 @@ from ...maximal_update._derive import (
     validated_splits,
     validated_widths,
 )
+from ...maximal_update._own_optimiser import OwnOptimiser
 from ...maximal_update._results import DerivedRule
 from ...maximal_update._rules import ScalingRule
+from ...reader._graph import UnsupportedError
 from ._depth import TorchDepths
 from ._measure import Graphs, TorchSubject
 from ._optimisers import FAMILIES, Family
+from ._rows import rows_unlike_others
 
 __all__ = ["parametrise"]
 
@@ -62,8 +66,8 @@ def parametrise(
     Parameters
     ----------
     build : callable
-        A function of the width that returns a module with logits. All that should grow
-        must grow with it.
+        A function of the width that returns a module with logits. Everything that
+        should grow must grow with it.
     optimiser : str or callable
         "adamw", "adam", "sgd", "lion", "sign", "muon" (with AdamW for all but
         matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). Or a
@@ -73,9 +77,9 @@ def parametrise(
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     depths : sequence of int, optional
-        Numbers of layers to measure, at least two, for the exponents of the depth, too.
-        `build` is then a function of the width and the depth. Widths are measured at
-        the smallest depth, and depths at the smallest width.
+        Numbers of layers to measure, at least two, to derive the exponents of the depth
+        as well. `build` is then a function of the width and the depth. Widths are
+        measured at the smallest depth, and depths at the smallest width.
     branch_power : float, optional
         The exponent of the depth that the branches of the residual stream get, from -1
         to -1/2. By default the one under which updates are largest: -1, or -1/2 if each
@@ -98,11 +102,10 @@ def parametrise(
     Returns
     -------
     rule : DerivedRule
-        `rule.parameters` has the exponents of each parameter, `rule.scales` the factors
-        of outputs, and `rule.evidence` what was measured; `rule.depth` is what was
-        measured at several depths, or None. Print the rule for the table;
-        `rule.source()` is a file of plain PyTorch, and `rule.check()` tests it by real
-        training.
+        `rule.parameters` holds the exponents of each parameter, `rule.scales` the
+        factors of outputs, and `rule.evidence` the measurements; `rule.depth` holds
+        those at several depths, or None. Print the rule for the table; `rule.source()`
+        is a file of plain PyTorch, and `rule.check()` tests it by real training.
 
     Examples
     --------
@@ -129,12 +132,26 @@ def parametrise(
         split_sizes=validated_splits(split_sizes, family.is_mixed),
         make=None if isinstance(optimiser, str) else optimiser,
     )
+    rows = rows_unlike_others(
+        lambda width, k: subject.new(
+            width, subject.base_depth, subject.seed + k, ScalingRule()
+        ),
+        sizes,
+        draws,
+    )
+    if rows and subject.make is None:
+        raise UnsupportedError(
+            f"the initial numbers of {rows[0]} follow the width unlike the others, by"
+            f" n^{-rows[0].exponent:g}: initialise all rows alike, or make them"
+            " parameters of their own"
+        )
+    subject = replace(subject, unlike_rows=rows)
     return derive(
         subject,
         Graphs(subject),
         sizes,
         draws,
-        own_rates=_exponents_of_own_rates(subject, sizes),
+        own=_own_optimiser(subject, sizes),
         progress=progress,
         depths=None if layers is None else TorchDepths(subject, layers, 2 * draws),
         branch_power=branch_power,
@@ -157,19 +174,15 @@ def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) ->
     )
 
 
-def _exponents_of_own_rates(
-    subject: TorchSubject, widths: Sequence[int]
-) -> dict[str, float]:
-    """The exponents of the learning rates of the optimiser of the user."""
+def _own_optimiser(subject: TorchSubject, widths: Sequence[int]) -> OwnOptimiser:
+    """How the settings of the optimiser of the user follow the width."""
     if subject.make is None:
-        return {}
-    rates = []
+        return OwnOptimiser()
+    settings = []
     for width in (widths[0], widths[-1]):
         module = subject.new(width, subject.base_depth, subject.seed, ScalingRule())
-        rates.append(subject.given_rates(module))
-    ratio = math.log(widths[-1] / widths[0])
-    return {
-        name: round(math.log(rates[1][name] / rate) / ratio, 3) + 0.0
-        for name, rate in rates[0].items()
-        if rate and rates[1][name]
-    }
+        settings.append(subject.settings(module))
+    optimiser = subject.make(module)
+    arguments = inspect.signature(type(optimiser)).parameters
+    default_decay = arguments["weight_decay"].default
+    return OwnOptimiser.of(settings, (widths[0], widths[-1]), default_decay)

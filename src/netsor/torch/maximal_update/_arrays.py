@@ -38,6 +38,10 @@ class TorchArrays:
         """A quotient; 0 if the second number is 0."""
         return first / second if second else 0.0
 
+    def with_random_signs(self, x: Any) -> Any:
+        """The entries with random signs."""
+        return x.detach() * self._normal_like(x).sign()
+
     def aligned_change(
         self, of_input: Callable[[Any], Any], x: Any, *, is_pointwise: bool
     ) -> Any:

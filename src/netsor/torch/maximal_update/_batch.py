@@ -62,7 +62,8 @@ def batch_of(module: Any, batch: Any, seed: int) -> Batch:
     generator = torch.Generator().manual_seed(seed)
     shape = (SEQUENCES, TOKENS + 1)
     tokens = torch.randint(0, int(table.num_embeddings), shape, generator=generator)
-    ids, targets = tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+    ids = tokens[:, :-1].contiguous()
+    targets = tokens[:, 1:].contiguous()
     names = list(inspect.signature(module.forward).parameters)
     takes_targets = names[1:2] == ["targets"]
     # without targets, some modules return logits of one token

@@ -37,6 +37,8 @@ from ._prepared import placed_scales
 from ._real_training import recorded
 from ._scale_hooks import add_scale
 
+NOISE = 1  # tells the seeds of random numbers in place of zeros from other seeds
+
 
 @dataclass
 class TorchDepths:
@@ -65,8 +67,9 @@ class TorchDepths:
             network = self.graphs.network(ScalingRule(), size)
             terms = by_pattern(branches_of(network.operations, network.values, depth))
             module = self.subject.new(*size, self.subject.seed, ScalingRule())
-            batch, nodes = self.subject.batch_for(module), network.operations.nodes
-            with torch.no_grad(), without_zeros(module):
+            batch = self.subject.batch_for(module)
+            nodes = network.operations.nodes
+            with torch.no_grad(), without_zeros(module, self.subject.seed):
                 numbers = {k: p.detach() for k, p in parameters_of(module).items()}
                 values = network.operations.graph.values(numbers, batch)
             for pattern, of_layers in terms.items():
@@ -121,7 +124,8 @@ class TorchDepths:
 
     def _draw(self, rule: ScalingRule, depth: int, k: int) -> DepthDraw:
         """Measure initialisation k at a depth, with weak branches."""
-        subject, size = self.subject, self.size(depth)
+        subject = self.subject
+        size = self.size(depth)
         module = subject.new(*size, subject.seed + k, rule)
         names_by_pattern = groups_of(parameters_of(module))
         check_names(rule, names_by_pattern)
@@ -130,7 +134,7 @@ class TorchDepths:
             factor = self.factors.get(layer_pattern_of(path))
             if factor is not None:
                 add_scale(module, OutputScale(path, None, Power(), "branch"), factor)
-        sizes = output_sizes(module, batch, [*self.factors])
+        sizes = output_sizes(module, batch, [*self.factors], seed=subject.seed + k)
         branches = {
             pattern: size * self.passed_on[pattern, depth]
             for pattern, size in sizes.items()
@@ -174,10 +178,10 @@ class DepthDraw(NamedTuple):
 
 
 def output_sizes(
-    module: Any, batch: Batch, patterns: Sequence[str]
+    module: Any, batch: Batch, patterns: Sequence[str], seed: int
 ) -> dict[str, float]:
     """The sizes of outputs of submodules by pattern, where matrices of zeros have
-    random numbers.
+    random numbers of this seed.
     """
     squares: dict[str, list[float]] = {}
     handles = []
@@ -186,7 +190,7 @@ def output_sizes(
         if pattern in patterns:
             of_pattern = squares.setdefault(pattern, [])
             handles.append(submodule.register_forward_hook(_recorder(of_pattern)))
-    with torch.no_grad(), without_zeros(module):
+    with torch.no_grad(), without_zeros(module, seed):
         module(*batch.inputs)
     for handle in handles:
         handle.remove()
@@ -197,18 +201,35 @@ def output_sizes(
 
 
 @contextmanager
-def without_zeros(module: Any) -> Iterator[None]:
-    """A context in which matrices of zeros have random numbers."""
-    zeros = [p for p in module.parameters() if p.ndim >= 2 and not p.any()]
-    generator = torch.Generator().manual_seed(0)
-    for p in zeros:
-        noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
-        p.data.copy_(noise / math.sqrt(p[0].numel()))
+def without_zeros(module: Any, seed: int) -> Iterator[None]:
+    """A context in which matrices of zeros have random numbers.
+
+    They are independent for each `seed`, and of a module that was initialised with it.
+    Their size is that of a matrix which keeps mean squares, σ²/fan-in; for tables,
+    where that is arbitrary, it makes no difference either, as networks of one width are
+    compared.
+    """
+    zeros = []
+    for p in module.parameters():
+        is_matrix = p.ndim >= 2 and p.numel() > 0
+        if is_matrix and not p.any():
+            zeros.append(p)
+    generator = torch.Generator().manual_seed(_seed_of_noise(seed))
     try:
+        for p in zeros:
+            noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+            fan_in = p[0].numel()
+            p.data.copy_(noise / math.sqrt(fan_in))
         yield
     finally:
         for p in zeros:
             p.data.zero_()
+
+
+def _seed_of_noise(seed: int) -> int:
+    """A seed of torch for numbers that are independent of those of `seed` itself."""
+    (word,) = np.random.SeedSequence((seed, NOISE)).generate_state(1)
+    return int(word)
 
 
 def _recorder(squares: list[float]) -> Callable[..., None]:

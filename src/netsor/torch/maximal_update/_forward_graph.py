@@ -243,7 +243,8 @@ def forward_graph(module: Module, batch: Batch) -> ForwardGraph:
 
 def _ancestors(node: Node) -> set[Node]:
     """A node and all that it depends on."""
-    pending, seen = [node], {node}
+    pending = [node]
+    seen = {node}
     while pending:
         for x in pending.pop().all_input_nodes:
             if x not in seen:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -13,6 +13,7 @@ from ..._validate import ArgumentError, Shape
 from ...maximal_update._coordinate_check import Trained
 from ...maximal_update._file_content import FileContent
 from ...maximal_update._measurement import (
+    ROUNDING,
     SMALL_LR,
     STEPS,
     VARIES,
@@ -22,6 +23,7 @@ from ...maximal_update._measurement import (
     Network,
     Size,
 )
+from ...maximal_update._own_optimiser import Settings
 from ...maximal_update._responses import measured, operations_of
 from ...maximal_update._rules import OutputScale, Place, ScalingRule
 from ...maximal_update._scale_places import place_of_scale
@@ -35,6 +37,7 @@ from ._optimisers import Family
 from ._parameter_names import parameters_of
 from ._prepared import groups_of_rule, placed_scales, prepare
 from ._real_training import Training, functions_of
+from ._rows import multiply_rows
 from ._scale_hooks import with_scaled_rows
 
 
@@ -72,14 +75,21 @@ class TorchSubject(Subject):
 
     def given_rates(self, module: Any) -> dict[str, float]:
         """The learning rates of the optimiser of the user, by names of parameters."""
-        names = {id(p): name for name, p in parameters_of(module).items()}
-        rates = dict.fromkeys(names.values(), 0.0)
         if self.make is None:
-            return dict.fromkeys(names.values(), 1.0)
-        for group in self.make(module).param_groups:
-            for p in group["params"]:
-                rates[names[id(p)]] = float(group["lr"])
-        return rates
+            return dict.fromkeys(parameters_of(module), 1.0)
+        return _of_groups(self.make(module), module, "lr")
+
+    def settings(self, module: Any) -> Settings:
+        """The settings of the optimiser of the user, and the sizes of gradients."""
+        optimiser = self.make(module)
+        batch = self.batch_for(module)
+        batch.loss(logits_in(module(*batch.inputs))).backward()
+        return Settings(
+            lr=_of_groups(optimiser, module, "lr"),
+            eps=_of_groups(optimiser, module, "eps"),
+            weight_decay=_of_groups(optimiser, module, "weight_decay"),
+            gradients=_sizes_of_gradients(module),
+        )
 
     @cached_property
     def largest_rate(self) -> float:
@@ -104,7 +114,11 @@ class TorchSubject(Subject):
                 "build", type(module).__name__, "a function that returns a module"
             )
         module = module.double().eval()
-        prepare(rule, module, *self.ratios(width, depth))
+        width_ratio, depth_ratio = self.ratios(width, depth)
+        parameters = parameters_of(module)
+        for rows in self.unlike_rows:
+            multiply_rows(parameters[rows.name], rows, width_ratio)
+        prepare(rule, module, width_ratio, depth_ratio)
         return module
 
     def batch_for(self, module: Any) -> Batch:
@@ -138,6 +152,10 @@ class Graphs:
         if size not in self.matrices:
             self.matrices[size] = self.subject.matrices(*size)
         return self.matrices[size]
+
+    def orthogonal_of(self, size: Size) -> Collection[str]:
+        """The parameters whose updates are orthogonal matrices."""
+        return self.matrices_of(size) if self.subject.family.is_orthogonal else ()
 
     def of(self, rule: ScalingRule, size: Size) -> ForwardGraph:
         """The graph under a rule."""
@@ -187,7 +205,8 @@ class Graphs:
 
     def _draw(self, rule: ScalingRule, network: Network, k: int) -> Drawn:
         """Measure initialisation k of a network."""
-        subject, operations = self.subject, network.operations
+        subject = self.subject
+        operations = network.operations
         seed = subject.seed + k
         module = subject.new(*network.size, seed, rule)
         batch = subject.batch_for(module)
@@ -212,7 +231,8 @@ class Graphs:
         groups = groups_of_rule(
             rule, module, SMALL_LR, *subject.ratios(*size), self.matrices_of(size)
         )
-        rates_of_user, largest = subject.given_rates(module), subject.largest_rate
+        rates_of_user = subject.given_rates(module)
+        largest = subject.largest_rate
         names = {id(p): name for name, p in parameters_of(module).items()}
         for group in groups:
             (p,) = group["params"]
@@ -237,6 +257,16 @@ def _computes(graph: ForwardGraph, module: Any, subject: TorchSubject) -> bool:
         except (RuntimeError, IndexError):  # other shapes
             return False
     return logits.shape == expected.shape and bool(torch.allclose(logits, expected))
+
+
+def _of_groups(optimiser: Any, module: Any, setting: str) -> dict[str, float]:
+    """A setting of the groups of an optimiser, by names of parameters; 0 without."""
+    names = {id(p): name for name, p in parameters_of(module).items()}
+    numbers = dict.fromkeys(names.values(), 0.0)
+    for group in optimiser.param_groups:
+        for p in group["params"]:
+            numbers[names[id(p)]] = float(group.get(setting, 0.0))
+    return numbers
 
 
 def _numbers(module: Any) -> dict[str, Any]:
@@ -264,8 +294,21 @@ def steps_of(
     for _ in range(STEPS):
         optimiser.zero_grad()
         batch.loss(logits_in(module(*batch.inputs))).backward()
-        for name, p in parameters_of(module).items():
-            if p.grad is not None and not gradient_sizes.get(name):
-                gradient_sizes[name] = rms(p.grad)
+        for name, size in _sizes_of_gradients(module).items():
+            gradient_sizes[name] = gradient_sizes.get(name) or size
         optimiser.step()
     return Draw(before, _numbers(module), gradient_sizes)
+
+
+def _sizes_of_gradients(module: Any) -> dict[str, float]:
+    """The sizes of the gradients; those that are 0 but for rounding become 0."""
+    gradients = {
+        name: p.grad for name, p in parameters_of(module).items() if p.grad is not None
+    }
+    sizes = {name: rms(gradient) for name, gradient in gradients.items()}
+    largest = max(sizes.values(), default=0.0)
+    for name, gradient in gradients.items():
+        if sizes[name] < ROUNDING * largest:
+            gradient.zero_()
+            sizes[name] = 0.0
+    return sizes

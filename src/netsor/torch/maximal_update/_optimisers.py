@@ -178,6 +178,8 @@ class Family:
     # Whether matrices keep their norm. Weight decay is along a matrix, so that the norm
     # takes it back: to first order it changes nothing.
     is_sphere: bool = False
+    is_orthogonal: bool = False  # whether updates of matrices are, as in Muon
+    decays_gradient: bool = False  # whether Adam divides weight decay, too
 
 
 def _tiny_adamw(groups: Groups) -> Any:
@@ -218,7 +220,9 @@ def _torch_muon(groups: Groups) -> Any:
 
 FAMILIES: Mapping[str, Family] = {
     "adamw": Family("adamw", "AdamW", _tiny_adamw, _adamw, has_eps=True),
-    "adam": Family("adam", "Adam", _tiny_adamw, _adam, has_eps=True),
+    "adam": Family(
+        "adam", "Adam", _tiny_adamw, _adam, has_eps=True, decays_gradient=True
+    ),
     "sgd": Family("sgd", "SGD", _sgd, _sgd),
     "lion": Family("lion", "Lion", Lion, Lion),
     "sign": Family("sign", "sign descent", SignDescent, SignDescent),
@@ -229,6 +233,7 @@ FAMILIES: Mapping[str, Family] = {
         _mixed(_torch_muon, _adamw),
         has_eps=True,
         is_mixed=True,
+        is_orthogonal=True,
     ),
     "adamh": Family(
         "adamh",
@@ -247,5 +252,6 @@ FAMILIES: Mapping[str, Family] = {
         has_eps=True,
         is_mixed=True,
         is_sphere=True,
+        is_orthogonal=True,
     ),
 }

@@ -196,7 +196,8 @@ class Started(NamedTuple):
 def without_part(value: Any, part: Part) -> Any:
     """The entries of the last axis outside of a part, which has its own factor."""
     count = value.shape[-1]
-    start, stop = round(part.start * count), round(part.stop * count)
+    start = round(part.start * count)
+    stop = round(part.stop * count)
     return torch.cat([value[..., :start], value[..., stop:]], dim=-1)
 
 

@@ -24,7 +24,8 @@ class Rows(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
 
     def __init__(self, part: Part | None, factor: float):
         super().__init__()
-        self.part, self.factor = part or Part(0.0, 1.0), factor
+        self.part = part or Part(0.0, 1.0)
+        self.factor = factor
 
     def forward(self, p: Any) -> Any:
         """The parameter with the factor."""
@@ -69,7 +70,8 @@ def with_scaled_rows(
     """The graph of a module without factors of rows, with what these parameters write
     multiplied instead: then a fused matrix still writes parts of the same size.
     """
-    weights, of_inputs = graph.weights(), graph.of_inputs()
+    weights = graph.weights()
+    of_inputs = graph.of_inputs()
     nodes = [*graph.nodes]
     for k, (scale, factor) in enumerate(scales):
         parameters = frozenset(scale.parameters)
