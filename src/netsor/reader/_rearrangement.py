@@ -264,6 +264,11 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
         tensors = [call.vectors(x) if isinstance(x, Scalars) else x for x in tensors]
     if any(isinstance(x, Scalars) for x in tensors):
         return _joined_with_numbers(tensors, axis)
+    return _joined_vectors(call, tensors, axis)
+
+
+def _joined_vectors(call: Call, tensors: list[Tensor], axis: int) -> Vectors:
+    """Vectors and given numbers, one after the other along an axis."""
     coordinate_axes = {x.axis for x in tensors if isinstance(x, Vectors)}
     refuse_if(len(coordinate_axes) > 1, "torch.cat of vectors along different axes")
     (coordinates,) = coordinate_axes
