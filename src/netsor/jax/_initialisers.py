@@ -332,7 +332,7 @@ def _reflects(name: str, inputs: list[Any]) -> bool:
     last = inputs[-1]
     if name in ("mul", "div"):
         numbers = [x.number for x in inputs if isinstance(x, Known)]
-        is_negative = any(number < 0 for number in numbers)
+        is_negative = any(number is not None and number < 0 for number in numbers)
     else:
         is_negative = name == "neg" or (name == "sub" and isinstance(last, Drawn))
     return is_negative and any(
