@@ -780,8 +780,8 @@ def orthogonalised(g: Array, iterations: Coefficients | None, eps: float) -> Arr
     """The polar factor U V of matrices (…, rows, columns) = U S V; or with
     coefficients, its approximation by Newton–Schulz steps.
 
-    Singular vectors whose singular values are rounding are left out. `eps` is the
-    smallest norm by which a matrix is divided before the steps.
+    Singular vectors whose singular values are rounding errors are left out. `eps` is
+    the smallest norm by which a matrix is divided before the steps.
     """
     xp = array_namespace(g)
     if iterations is None:

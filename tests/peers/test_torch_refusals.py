@@ -174,6 +174,25 @@ def test_positions_may_begin_again(positions):
     np.testing.assert_allclose(ours, real, rtol=1e-6, atol=1e-6)
 
 
+class Looked(Embedded):
+    """Each token takes the row of a table that its largest coordinate names."""
+
+    def __init__(self):
+        super().__init__()
+        self.map = torch.nn.Linear(64, 4)
+        self.rows = torch.nn.Parameter(torch.randn(4, 64))
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        return x + (2 * self.rows)[self.map(x).argmax(-1)]
+
+
+def test_random_indices_are_refused_with_a_remedy():
+    message = "index.*indices that are random: a product with the one-hot vectors"
+    with pytest.raises(ns.torch.UnsupportedError, match=message):
+        ns.torch.program(Looked, IDS)
+
+
 class Powers(torch.nn.Module):
     """A product whose entries are raised to a power, or are one."""
 

@@ -188,3 +188,48 @@ def test_modules_of_packages_next_to_torch_are_named():
         assert _may_define_module(str(file)), file
     assert not _may_define_module(str(torch_folder / "nn" / "functional.py"))
     assert not _may_define_module(str(torch_folder / "_dynamo" / "eval_frame.py"))
+
+
+class Biased(torch.nn.Module):
+    """Attention whose matrix of queries starts at 0: a bias of positions decides."""
+
+    def __init__(self):
+        super().__init__()
+        self.q, self.k, self.v = (torch.nn.Linear(16, 16, bias=False) for _ in range(3))
+        for part in (self.k, self.v):
+            torch.nn.init.normal_(part.weight, std=0.25)
+        torch.nn.init.zeros_(self.q.weight)
+
+    def scores(self, x):
+        hidden = torch.ones(6, 6, dtype=torch.bool).triu(1)
+        scores = self.q(x) @ self.k(x).mT / 4 + 3.0 * torch.arange(6)
+        return scores.masked_fill(hidden, -torch.inf)
+
+    def forward(self, x):
+        return x + self.scores(x).softmax(-1) @ self.v(x)
+
+
+class OfBiased(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(10, 16)
+        self.layers = torch.nn.ModuleList(Biased() for _ in range(2))
+        self.head = torch.nn.Linear(16, 10, bias=False)
+        torch.nn.init.normal_(self.head.weight, std=0.25)
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_attention_that_no_parameter_changes_has_its_entropy():
+    ids = torch.tensor([[1, 2, 3, 4, 5, 6]])
+    probes = ProgramModel(ns.torch.network(OfBiased, ids), {}).probes(gradients=True)
+    entropy = probes.measure(2, workers=1, progress=False)["entropy"]
+    weights = Biased().scores(torch.zeros(6, 16)).softmax(-1)[1:]
+    choices = torch.arange(2, 7)
+    right = (torch.special.entr(weights).sum(-1) / choices.log()).mean().item()
+    np.testing.assert_allclose(entropy, right, rtol=1e-6)
+    assert ns.torch.check_init(OfBiased, [1, 2, 3, 4, 5, 6], draws=200).ok

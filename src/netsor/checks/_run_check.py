@@ -276,8 +276,7 @@ class RunPower:
     Attributes
     ----------
     factors : dict of str to float
-        By quantity, the factor by which it must be too large at the step that shows it
-        best.
+        By quantity, the smallest factor that is detected, at the most sensitive step.
     std : float or None
         The factor of the standard deviation of all matrices; None if no number depends
         on it.
@@ -371,7 +370,7 @@ class RunCheck:
 
     @property
     def verdict(self) -> str:
-        """What is wrong first, and its probable cause, in one sentence."""
+        """The first departure and its probable cause, in one sentence."""
         if not self.findings:
             subject = ", ".join(
                 words(name) for name in self.compared if "/" not in name

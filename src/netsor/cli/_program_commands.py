@@ -525,8 +525,8 @@ def _check_of_jax(
         )
     if isinstance(reference, str):
         raise UsageError(
-            f"--reference {shown(reference)} must be a FILE:FUNCTION of a JAX model for"
-            " a JAX model"
+            f"--reference {shown(reference)} must be FILE:FUNCTION of a JAX model,"
+            " because MODEL is one"
         )
     inputs: list[Any] = []
     if ids is not None:

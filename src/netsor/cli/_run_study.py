@@ -761,6 +761,6 @@ def _rates(lr: str, function: Any) -> Any:
                 allowed="a number, or the name of rates",
             )
         raise UsageError(
-            f"--lr {shown(lr)} must be a number, or kind=number,… as"
-            " query=0.1,head=0.01"
+            f"--lr {shown(lr)} must be a number, or kind=number,…, such"
+            " as query=0.1,head=0.01"
         ) from None

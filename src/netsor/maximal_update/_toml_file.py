@@ -119,7 +119,9 @@ def _content(tables: dict[str, Any]) -> FileContent:
     if not isinstance(module, str) or not module.isidentifier():
         raise ValueError(f"module={shown(module)} must be the name of a function")
     if not isinstance(optimiser, str) or not optimiser.isidentifier():
-        raise ValueError(f"optimiser={shown(optimiser)} must be the name of one")
+        raise ValueError(
+            f"optimiser={shown(optimiser)} must be the name of an optimiser"
+        )
     layer_pattern = base_depth = None
     if "base_depth" in tables:
         layer_pattern = _name(tables["layer"], "layer")

@@ -47,9 +47,9 @@ class Parameter:
     law : str
         "constant" (one number), "fixed" (other numbers, the same in every sample),
         "normal", "uniform", "truncated normal", "exponential", "log-uniform" or
-        "i.i.d." (i.i.d. entries; the last is another function of such), "parts" (equal
-        parts of the first axis, whose laws are in `value`), "copy" (of another
-        parameter, sample by sample), "orthogonal", or "unknown".
+        "i.i.d." (independent entries; the last is any other law), "parts" (equal parts
+        of the first axis, whose laws are in `value`), "copy" (of another parameter,
+        sample by sample), "orthogonal", or "unknown".
     mean, std, std_error : float
         The mean of the entries (0 if it differs from 0 by less than its error), their
         standard deviation, and its standard error: 0 if torch drew them with this
@@ -64,7 +64,7 @@ class Parameter:
     zero_rows : tuple of int
         Rows that are 0 in every sample: the padding of an embedding.
     note : str
-        Its peculiarities.
+        A remark on the law.
     kurtosis : float
         E x⁴/(E x²)² of the centred entries: 3 if they are normal.
     entries : Distribution or None

@@ -224,8 +224,6 @@ def _probes_of_attention(
     probes: list[Probe] = []
     all_pairs: list[Any] = []
     for softmax in block.softmaxes:
-        if reader.is_given(reader.env[softmax]):  # no quantity of it is random
-            continue
         for name, value, allowed in reader.attention(softmax):
             size: Any = value.shape[-2:]
             pairs = np.ones(value.shape, dtype=bool)

@@ -20,8 +20,9 @@ from ..language import Scalar, TraceError, Value, data, join
 from ..language.values._array import Take
 from ..language.values._graph import topological_order
 from ..language.values._probe import Probe
+from ..language.values._scalar import constant
 from ..programs._program import Program
-from ._arithmetic import VALUES, Call, vectors_of_scalars
+from ._arithmetic import MASKED, VALUES, Call, vectors_of_scalars
 from ._axes import Linear, Refusal, Scalars, Vectors, refuse_if, settled
 from ._deferred import Deferred
 from ._graph import (
@@ -313,9 +314,11 @@ class Reader(ABC):
         return SAME_PARAMETERS
 
     def attention(self, softmax: Node) -> list[Probe]:
-        """The scores and the weights of a softmax that is not given."""
+        """The scores and the weights of a softmax."""
         scores = self.env[softmax.args[0]]
         weights = self.env[softmax]
+        if self.is_given(weights):
+            return self._given_attention(softmax)
         if isinstance(scores, Deferred):
             scores = scores.scalars
         if isinstance(weights, Deferred):
@@ -323,6 +326,19 @@ class Reader(ABC):
         return [
             Probe("scores", scores.unmasked, scores.shown),
             Probe("weights", weights.value, scores.shown),
+        ]
+
+    def _given_attention(self, softmax: Node) -> list[Probe]:
+        """The scores and the weights of a softmax that no parameter changes.
+
+        So they are where the matrix of queries starts at 0.
+        """
+        scores = np.asarray(self.as_array(self.env[softmax.args[0]]), dtype=float)
+        weights = np.asarray(self.as_array(self.env[softmax]), dtype=float)
+        shown = scores > MASKED
+        return [
+            Probe("scores", constant(np.where(shown, scores, 0.0)), shown),
+            Probe("weights", constant(weights), shown),
         ]
 
     def _result(self, node: Node) -> Any:

@@ -601,6 +601,8 @@ def _gather(call: Call, x: Tensor, dim: int, index: Any) -> Tensor:
 
 @reads("index")
 def _index(call: Call, x: Tensor, indices: Any) -> Tensor:
+    is_chosen_by_draw = any(arithmetic.is_random(index) for index in indices)
+    refuse_if(is_chosen_by_draw, rearrangement.RANDOM_INDICES)
     try:
         return rearrangement.indexed(call, x, indices)
     except Refusal:

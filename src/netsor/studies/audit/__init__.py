@@ -107,9 +107,9 @@ def audit(
     ids : sequence of int, optional
         The token ids, instead of `tokens`.
     draws : int, optional
-        Initialisations, 15 or more. By default 200 for 16 tokens, and for n tokens
-        fewer, like 1/n², but 16 or more: these decide every rule that is not near its
-        threshold.
+        Initialisations, 15 or more. By default 200 for 16 tokens, and fewer for longer
+        inputs (in proportion to 1/n²), but at least 16, which decide every rule that is
+        not near its threshold.
     widths : str, optional
         The model's own ("actual"), "inf", or "both" (the default): infinite widths at
         the first length.
