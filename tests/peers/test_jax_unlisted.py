@@ -21,6 +21,15 @@ def init(key):
     }
 
 
+def turned(x):
+    """Rotary positions of pairs of coordinates that are next to each other."""
+    angles = jnp.arange(len(x))[:, None] * 100.0 ** (-jnp.arange(0, WIDTH, 2) / WIDTH)
+    even, odd = x[:, ::2], x[:, 1::2]
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    pairs = jnp.stack([even * cos - odd * sin, even * sin + odd * cos], axis=-1)
+    return pairs.reshape(x.shape)
+
+
 FUNCTIONS = {
     "scan mixed": lambda p, x: (
         jax.lax.scan(
@@ -110,14 +119,46 @@ FUNCTIONS = {
         jnp.swapaxes(jnp.tanh(x @ p["a"]).reshape(2, 2, WIDTH), 0, 1) @ p["b"]
     ),
 }
-REFUSED = {
-    "fft": lambda p, x: jnp.abs(jnp.fft.fft(jnp.tanh(x @ p["a"]), axis=-1)) @ p["b"],
-    "pool": lambda p, x: (
+
+# pooling, with windows of tokens, and pairs of coordinates that turn
+FUNCTIONS |= {
+    "average pool": lambda p, x: (
         jax.lax.reduce_window(
             jnp.tanh(x @ p["a"]), 0.0, jax.lax.add, (2, 1), (2, 1), "VALID"
         )
         @ p["b"]
     ),
+    "max pool": lambda p, x: (
+        jax.lax.reduce_window(
+            jnp.tanh(x @ p["a"]) @ p["k"][0],
+            -jnp.inf,
+            jax.lax.max,
+            (3, 1),
+            (2, 1),
+            ((1, 2), (0, 0)),
+        )
+        @ p["b"]
+    ),
+    "associative scan": lambda p, x: (
+        jax.lax.associative_scan(
+            lambda first, second: (
+                first[0] * second[0],
+                first[1] * second[0] + second[1],
+            ),
+            (jax.nn.sigmoid(x @ p["a"]), x @ p["k"][0]),
+        )[1]
+        @ p["b"]
+    ),
+    "stack along the second axis": lambda p, x: (
+        jnp.stack([x[:2] @ p["a"], 4 * jnp.sin(x[:2] @ p["a"])], axis=1) @ p["b"]
+    ),
+    "pairs of coordinates": lambda p, x: (
+        turned(x @ p["a"]) @ turned(x @ p["k"][0]).T @ jnp.ones((4, 3))
+    ),
+}
+REFUSED = {
+    "complex": lambda p, x: ((x @ p["a"]) * jnp.exp(1j)).real @ p["b"],
+    "fft": lambda p, x: jnp.abs(jnp.fft.fft(jnp.tanh(x @ p["a"]), axis=-1)) @ p["b"],
 }
 LEVEL = 1e-4 / (36 * len(FUNCTIONS))
 
@@ -147,3 +188,61 @@ def test_outputs_have_the_law_of_real_initialisations(name):
 def test_refusals_name_the_parameter_and_the_line(name):
     with pytest.raises(ns.jax.UnsupportedError, match=r"after a: .*\(at .*\.py:\d+: "):
         ns.jax.program(REFUSED[name], init, X)
+
+
+def halves(key):
+    whole = jax.random.normal(key, (8, 8))
+    return {"a": whole, "b": whole[:4]}
+
+
+def opposites(key):
+    whole = jax.random.normal(key, (8, 8))
+    return {"a": whole, "b": -whole}
+
+
+def split_twice(key):
+    (first, _), (again, _, _) = jax.random.split(key), jax.random.split(key, 3)
+    return {
+        "a": jax.random.normal(first, (8, 8)),
+        "b": jax.random.normal(again, (8, 8)),
+    }
+
+
+DEPENDENT = {"halves": halves, "opposites": opposites, "split twice": split_twice}
+
+
+@pytest.mark.parametrize("name", DEPENDENT)
+def test_parameters_of_one_draw_are_not_independent(name):
+    laws = ns.jax.parameters(lambda p, x: x, DEPENDENT[name], X)
+    expected = "copy" if name == "split twice" else "unknown"
+    assert (laws["a"].law, laws["b"].law) == ("normal", expected)
+
+
+def one_column(key):
+    return jnp.broadcast_to(jax.random.normal(key, (16, 1)), (16, 24))
+
+
+def one_key(key):
+    keys = jnp.broadcast_to(key, (16,))
+    return jax.vmap(lambda each: jax.random.normal(each, (24,)))(keys)
+
+
+def polynomial(key):
+    z = jax.random.normal(key, (16, 24))
+    return z**3 - z
+
+
+def unit_columns(key):
+    w = jax.random.normal(key, (16, 24))
+    return w / jnp.linalg.norm(w, axis=0)
+
+
+def signs(key):
+    return jax.random.rademacher(key, (16, 24)).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("draw", [one_column, one_key, polynomial, unit_columns, signs])
+def test_entries_of_other_laws_are_not_taken_for_basic_ones(draw):
+    law = ns.jax.parameters(lambda p, x: x, lambda key: {"w": draw(key)}, X)["w"]
+    assert law.law == "unknown"
+    assert "ns.jax.parameters(model, declared=" in law.remedy

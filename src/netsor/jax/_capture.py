@@ -276,6 +276,9 @@ class Recorder:
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation that calls no other function."""
         name = equation.primitive.name
+        empty = _empty_results(equation)
+        if empty is not None:
+            return empty
         if name == "gather" and slices_rows(equation, inputs):
             return [self._row_slices(equation, inputs)]
         compute: Any = PrimitiveCall.of(equation)
@@ -594,6 +597,17 @@ class Recorder:
                     node.replace_argument(ids, known)
                     node.compute = rows_of
                     break
+
+
+def _empty_results(equation: Any) -> list[Any] | None:
+    """The results of an equation that have no entries, so that they are known.
+
+    None if one of them has entries. An associative scan slices such parts.
+    """
+    shapes = [variable.aval.shape for variable in equation.outvars]
+    if any(0 not in shape for shape in shapes):
+        return None
+    return [np.zeros(variable.aval.shape) for variable in equation.outvars]
 
 
 def _has_functions(equation: Any) -> bool:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .._validate import Shape
-from ..functions.quantiles import Distribution, transformed
+from ..functions.quantiles import LOCATED, Distribution, transformed
 from ..reader._laws import INDEPENDENT, Parameter, law_of_entries
 from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
@@ -70,7 +70,10 @@ class Drawn:
     law: Distribution
     # the keys and shapes of the draws that the entries are made of
     origin: tuple[Any, ...]
+    keys: frozenset[Any]  # the origins of the keys
     order: tuple[Any, ...] = ()  # how entries were moved
+    # whether they decrease with what was drawn: 1 − u is uniform, as u is
+    is_reflected: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +86,7 @@ class Known:
     @property
     def number(self) -> float | None:
         """The number that all entries are; None if they differ."""
-        if not np.issubdtype(np.asarray(self.value).dtype, np.number):
+        if not jax.numpy.issubdtype(np.asarray(self.value).dtype, np.number):
             return None
         values = np.asarray(self.value, dtype=float)
         if values.size and (values == values.flat[0]).all():
@@ -142,7 +145,7 @@ class Interpreter:
         elif all(isinstance(x, Known) for x in inputs):
             result = _of_known(equation, inputs)
         else:
-            result = _of_draws(name, params, inputs, shape)
+            result = _of_draws(equation, inputs, shape)
         return [result] * len(equation.outvars)
 
     def _call(self, equation: Any, inputs: list[Any]) -> list[Any]:
@@ -200,12 +203,27 @@ def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
             return Key((key.origin, "split", tuple(params["shape"])), shape)
         case "slice":
             limits = tuple(params["start_indices"]), tuple(params["limit_indices"])
-            return Key((key.origin, "slice", limits), shape)
+            return Key((_without_count(key.origin), "slice", limits), shape)
         case "squeeze" | "reshape" | "broadcast_in_dim" | "copy":
-            return Key(key.origin, shape)
-        case "dynamic_slice" | "gather" if are_known:
+            # a key that is repeated draws the same numbers again
+            is_repeated = math.prod(shape) > math.prod(key.shape)
+            return UNKNOWN if is_repeated else Key(key.origin, shape)
+        case "dynamic_slice" if are_known:
+            return Key((key.origin, name, tuple(known_indices)), shape)
+        case "gather" if are_known and math.prod(shape) == 1:
             return Key((key.origin, name, tuple(known_indices)), shape)
     return UNKNOWN
+
+
+def _without_count(origin: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The origin of keys that a key is split into, whose number need not count.
+
+    JAX derives key k of n from k alone, unless `jax_threefry_partitionable` is off.
+    """
+    is_split = origin[1:2] == ("split",) and len(origin[2]) == 1
+    if is_split and jax.config.jax_threefry_partitionable:
+        return (origin[0], "split", ())
+    return origin
 
 
 def _uniform(inputs: list[Any], shape: Shape) -> Any:
@@ -221,7 +239,8 @@ def _uniform(inputs: list[Any], shape: Shape) -> Any:
     if low == -1.0 + 2.0**-24 and high == 1.0:
         mean = 0.0
         std = 1.0 / math.sqrt(3.0)
-    return Drawn(Distribution("uniform", (mean, std)), ((key.origin, shape),))
+    law = Distribution("uniform", (mean, std))
+    return Drawn(law, origin=((key.origin, shape),), keys=frozenset([key.origin]))
 
 
 def _of_known(equation: Any, inputs: list[Any]) -> Any:
@@ -262,8 +281,9 @@ def _one_number(name: str, dtype: Any, inputs: list[Any]) -> Any:
     return None
 
 
-def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
+def _of_draws(equation: Any, inputs: list[Any], shape: Shape) -> Any:
     """What an operation on draws, and numbers beside them, returns."""
+    name, params = equation.primitive.name, equation.params
     draws = [x for x in inputs if isinstance(x, Drawn)]
     numbers = [x.number for x in inputs if isinstance(x, Known)]
     is_followed = len(draws) + len(numbers) == len(inputs) and None not in numbers
@@ -273,7 +293,11 @@ def _of_draws(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
         return _joined(draws, len(inputs))
     if name in (*RESHAPING, "copy", "stop_gradient", "transpose", "slice"):
         return _rearranged(draws[0], name, params, shape)
-    return _entrywise(draws, name, params, inputs, shape)
+    if name == "broadcast_in_dim":
+        (operand,) = equation.invars
+        is_same_size = math.prod(shape) == math.prod(operand.aval.shape)
+        return draws[0] if is_same_size else UNKNOWN
+    return _entrywise(draws, name, params, inputs)
 
 
 def _rearranged(drawn: Drawn, name: str, params: Any, shape: Shape) -> Drawn:
@@ -287,22 +311,33 @@ def _rearranged(drawn: Drawn, name: str, params: Any, shape: Shape) -> Drawn:
 
 
 def _entrywise(
-    draws: list[Drawn], name: str, params: Any, inputs: list[Any], shape: Shape
-) -> Any:
+    draws: list[Drawn], name: str, params: Any, inputs: list[Any]
+) -> Drawn | Unknown:
     """A function of each entry of the same draws, and of numbers."""
     first = draws[0]
     if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
         return UNKNOWN
-    if name == "broadcast_in_dim":
-        return first if _adds_axes(params, shape) else UNKNOWN
+    reflects = _reflects(name, inputs)
+    is_reflected = any(x.is_reflected for x in draws)
+    if len(draws) > 1 and (reflects or is_reflected):
+        return UNKNOWN  # the laws do not show how the two numbers depend on each other
     law = _law_of_function(name, params, inputs)
-    return UNKNOWN if law is None else replace(first, law=law)
+    if law is None:
+        return UNKNOWN
+    return replace(first, law=law, is_reflected=is_reflected or reflects)
 
 
-def _adds_axes(params: Any, shape: Shape) -> bool:
-    """Whether a broadcast adds only axes of size 1."""
-    kept = params["broadcast_dimensions"]
-    return all(size == 1 for axis, size in enumerate(shape) if axis not in kept)
+def _reflects(name: str, inputs: list[Any]) -> bool:
+    """Whether an operation multiplies draws of a basic law by a negative number."""
+    last = inputs[-1]
+    if name in ("mul", "div"):
+        numbers = [x.number for x in inputs if isinstance(x, Known)]
+        is_negative = any(number is not None and number < 0 for number in numbers)
+    else:
+        is_negative = name == "neg" or (name == "sub" and isinstance(last, Drawn))
+    return is_negative and any(
+        isinstance(x, Drawn) and x.law.law in LOCATED for x in inputs
+    )
 
 
 def _law_of_function(name: str, params: Any, inputs: list[Any]) -> Distribution | None:
@@ -331,7 +366,9 @@ def _joined(draws: list[Drawn], count: int) -> Any:
     origins = [x.origin for x in draws]
     if len(draws) < count or len(laws) > 1 or len(set(origins)) < len(origins):
         return UNKNOWN
-    return Drawn(draws[0].law, tuple(origins))
+    keys = frozenset[Any]().union(*(x.keys for x in draws))
+    is_reflected = any(x.is_reflected for x in draws)
+    return Drawn(draws[0].law, tuple(origins), keys, is_reflected=is_reflected)
 
 
 def _slice_of_step(x: Any) -> Any:
@@ -421,7 +458,7 @@ def _mark_copies(laws: list[Parameter | None], results: Sequence[Any]) -> None:
         law = laws[number]
         if law is None or not isinstance(result, Drawn):
             continue
-        for key, *_ in result.origin:
+        for key in result.keys:
             first = first_with_key.setdefault(key, number)
             earlier = laws[first]
             if first == number or earlier is None:

@@ -90,13 +90,7 @@ def functions_of(
         return init_and_apply, inputs
     if not callable(model):
         raise ArgumentError("model", model, EXPECTED)
-    if _is_instance(model):
-        raise ArgumentError(
-            "model",
-            type(model).__name__,
-            "a function of a key that makes it, lambda key: …: its weights do not show"
-            " the law that they were drawn with",
-        )
+    reject_instance(model)
     if _takes_one_argument(model):
         result = _result_of_constructor(model)
         if result is not None:
@@ -178,6 +172,19 @@ def _loaded(name: str) -> Any:
 def _is_instance(model: Any) -> bool:
     """Whether a model has its weights already: modules of Linen have none."""
     return _library_of(model) in ("nnx", "equinox")
+
+
+def reject_instance(model: Any) -> None:
+    """Reject a model that has its weights already."""
+    if not _is_instance(model):
+        return
+    raise ArgumentError(
+        "model",
+        type(model).__name__,
+        "a function of a key that makes it, lambda key: …: its weights do not show the"
+        " law that they were drawn with. Where a function of the width is expected, it"
+        " returns such a function: lambda n: lambda key: …",
+    )
 
 
 class ConstructorResult(NamedTuple):

@@ -13,7 +13,7 @@ from ..programs._program import Program
 from ..reader._graph import Graph
 from ..reader._laws import Parameter, Parameters
 from ..reader._network import Network, network_of, sequence_of
-from ._models import is_constructor, is_pair, takes_one_sequence
+from ._models import is_constructor, is_pair, reject_instance, takes_one_sequence
 from ._parameters import drawn, parameters
 from ._program import JaxReader, graph_of, is_one_sequence
 
@@ -85,6 +85,7 @@ def token_ids(model: Any, tokens: int | None, most_by_default: int = TOKENS) -> 
     Without a number of tokens these are `most_by_default`, or all that a small table
     has.
     """
+    reject_instance(model)
     name = getattr(model, "__name__", type(model).__name__)
     if not is_constructor(model) and not is_pair(model):
         raise ArgumentError(

@@ -99,13 +99,21 @@ def _is_floating(dtype: Any) -> bool:
 
 
 def _of_one_precision(arrays: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arrays, those of floating point in the highest precision among them."""
+    """The arrays, those of inexact numbers in the highest precision among them."""
     arrays = tuple(jax.numpy.asarray(x) for x in arrays)
-    floating_types = {x.dtype for x in arrays if _is_floating(x.dtype)}
-    if len(floating_types) < 2:
+    inexact = [x for x in arrays if jax.numpy.issubdtype(x.dtype, np.inexact)]
+    real_types = {x.real.dtype for x in inexact}
+    if len(real_types) < 2:
         return arrays
-    highest = max(floating_types, key=lambda dtype: dtype.itemsize)
-    return tuple(x.astype(highest) if _is_floating(x.dtype) else x for x in arrays)
+    highest = max(real_types, key=lambda dtype: dtype.itemsize)
+    complex_type = np.result_type(highest, np.complex64)
+
+    def in_highest(x: Any) -> Any:
+        if _is_floating(x.dtype):
+            return x.astype(highest)
+        return x.astype(complex_type) if np.iscomplexobj(x) else x
+
+    return tuple(in_highest(x) for x in arrays)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,8 @@ def drawn(
     laws = {}
     for name, law in zip(leaves.names, laws_by_leaf, strict=True):
         if law is not None:
-            laws[name] = _with_fan_in(law, functions.weight_first)
+            fan_in = _fan_in(law.name, law.shape, functions.weight_first)
+            laws[name] = replace(law, fan_in=fan_in, framework="jax")
     table = Parameters(with_declared(laws, declared or {}), samples=0)
     return Drawn(functions=functions, inputs=inputs, leaves=leaves, laws=table)
 
@@ -105,11 +106,6 @@ def law_of_sample(name: str, x: Any) -> Parameter:
     half = count // 2
     halves = [rows[:half].ravel(), rows[half : 2 * half].ravel()]
     return replace(law_of_entries(name, shape, halves), shape=shape)
-
-
-def _with_fan_in(law: Parameter, weight_first: bool) -> Parameter:
-    """The law with the number of inputs that an output sums over."""
-    return replace(law, fan_in=_fan_in(law.name, law.shape, weight_first))
 
 
 def _fan_in(name: str, shape: Shape, weight_first: bool) -> int | None:

@@ -161,12 +161,13 @@ class Joiner:
         self._functions: dict[Any, Function | None] = {}
 
     def number(self, x: Any) -> float | None:
-        """A known number; None if it is random, or no single number."""
+        """A known number; None if it is random, complex, or no single number."""
         if not isinstance(x, Node):
             return None
         if x.is_random or math.prod(shape_of(x)) != 1:
             return None
-        return float(np.asarray(self._value(x)).reshape(()))
+        value = np.asarray(self._value(x))
+        return None if np.iscomplexobj(value) else float(value.reshape(()))
 
     # Means and norms
 

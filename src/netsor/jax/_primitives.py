@@ -373,6 +373,31 @@ def _convolution(
     return rearrangement.permute(call, result, axes_of_jax)
 
 
+@reads("reduce_window_sum")
+def _reduce_window_sum(call: Call, x: Tensor) -> Tensor:
+    return convolution.map_of_positions(call, x)
+
+
+@reads("reduce_window_max")
+def _reduce_window_max(
+    call: Call,
+    x: Tensor,
+    window_dimensions: Sequence[int],
+    window_strides: Sequence[int],
+    padding: Sequence[tuple[int, int]],
+    base_dilation: Sequence[int],
+    window_dilation: Sequence[int],
+) -> Tensor:
+    refuse_if(any(step > 1 for step in base_dilation), "windows of images with gaps")
+    windows = convolution.Windows(
+        kernel=tuple(window_dimensions),
+        stride=tuple(window_strides),
+        padding=tuple(before for before, _ in padding),
+        dilation=tuple(window_dilation),
+    )
+    return convolution.max_of_windows(call, x, windows)
+
+
 def _with_uneven_padding(
     call: Call, x: Tensor, padding: Sequence[tuple[int, int]]
 ) -> tuple[Tensor, tuple[int, ...]]:
@@ -525,13 +550,15 @@ def _select(call: Call, x: Tensor, index: int) -> Tensor:
 
 
 @reads("stack")
-def _stack(call: Call, *parts: Tensor) -> Tensor:
-    return rearrangement.stack(call, list(parts), 0)
+def _stack(call: Call, *parts: Tensor, axis: int = 0) -> Tensor:
+    # the results of a loop have no axis among their options: they are stacked along 0
+    return rearrangement.stack(call, list(parts), axis)
 
 
 @reads("concatenate")
 def _concatenate(call: Call, *parts: Tensor, dimension: int) -> Tensor:
-    return rearrangement.concatenate(call, list(parts), dimension)
+    parts_with_entries = [part for part in parts if 0 not in part.shape]
+    return rearrangement.concatenate(call, parts_with_entries, dimension)
 
 
 @reads("split")

@@ -68,6 +68,20 @@ class Windows(NamedTuple):
     padding: tuple[int, ...]
     dilation: tuple[int, ...] | None = None
 
+    def without(self, axis: int) -> Windows:
+        """The windows along the other axes."""
+
+        def of_others(option: tuple[int, ...]) -> tuple[int, ...]:
+            return option[:axis] + option[axis + 1 :]
+
+        dilation = self.dilation
+        return Windows(
+            kernel=of_others(self.kernel),
+            stride=of_others(self.stride),
+            padding=of_others(self.padding),
+            dilation=None if dilation is None else of_others(dilation),
+        )
+
     def positions(self, sizes: Shape, counts: Shape) -> Ints:
         """The positions in each window, (*counts, kernel entries).
 
@@ -338,18 +352,7 @@ def _along_indices(windows: Windows, ndim: int, coordinates: int) -> Windows:
     refuse_if(
         at_coordinates != (1, 1, 0), "a convolution along the coordinates of vectors"
     )
-    index_axes = [k for k in range(ndim) if k != ndim + coordinates]
-
-    def of_indices(option: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(option[k] for k in index_axes)
-
-    dilation = windows.dilation
-    return Windows(
-        kernel=of_indices(windows.kernel),
-        stride=of_indices(windows.stride),
-        padding=of_indices(windows.padding),
-        dilation=None if dilation is None else of_indices(dilation),
-    )
+    return windows.without(ndim + coordinates)
 
 
 def _scalars_of_kernel(call: Call, weight: Tensor) -> Any:
@@ -538,6 +541,21 @@ def adaptive_max_pool(call: Call, x: Tensor) -> Vectors:
         positions = np.minimum(positions, stops[:, None] - 1)
         positions_by_axis.append(positions)
     return _max_over(x, on_grid(positions_by_axis, sizes), ndim)
+
+
+def max_of_windows(call: Call, x: Tensor, windows: Windows) -> Vectors:
+    """The largest number of each coordinate in windows along all axes of a tensor.
+
+    The fields of `windows` have one number for each axis, also for that of coordinates.
+    """
+    x = call.vectors(x)
+    sizes = x.plain.shape
+    along_vectors = windows.kernel[x.axis], windows.stride[x.axis]
+    refuse_if(along_vectors != (1, 1), "the largest coordinate in windows of a vector")
+    of_indices = windows.without(x.axis)
+    counts = tuple(np.delete(call.shape, x.axis).tolist())
+    positions = of_indices.positions(sizes, counts)
+    return _max_over(x, positions, ndim=len(sizes)).moved(-1 - len(sizes), x.axis)
 
 
 def _max_over(x: Vectors, positions: Ints, ndim: int) -> Vectors:

@@ -143,7 +143,11 @@ def with_declared(
         for name in names:
             sampled = laws[name]
             laws[name] = replace(
-                new, name=name, shape=sampled.shape, fan_in=sampled.fan_in
+                new,
+                name=name,
+                shape=sampled.shape,
+                fan_in=sampled.fan_in,
+                framework=sampled.framework,
             )
     for name, sampled in rows.items():
         if sampled.law == "copy" and _same_number(laws[name], laws[str(sampled.of)]):

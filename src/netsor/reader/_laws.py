@@ -27,6 +27,8 @@ DECLARED = "declared"  # the note of a law that the user gives as a number
 RECOGNISED = ("normal", "uniform", "truncated normal")
 # all laws of i.i.d. entries; the others are known only from the code that draws them
 INDEPENDENT = (*RECOGNISED, "exponential", "log-uniform", "i.i.d.")
+# how a user makes the table of laws, by the framework of the module
+TABLES = {"torch": "ns.torch.parameters(module", "jax": "ns.jax.parameters(model"}
 # the first axis has equal parts, such as heads, each with its own law
 PARTS = "parts"
 LAWS = ("constant", "fixed", *INDEPENDENT, PARTS, "copy", "orthogonal", "unknown")
@@ -67,6 +69,8 @@ class Parameter:
         E x⁴/(E x²)² of the centred entries: 3 if they are normal.
     entries : Distribution or None
         The law of an entry, if the code of the module shows it.
+    framework : {"torch", "jax"}
+        What made the module.
 
     Examples
     --------
@@ -91,6 +95,7 @@ class Parameter:
     # is not i.i.d., samples
     value: Any = None
     entries: Distribution | None = None
+    framework: str = "torch"
 
     @property
     def distribution(self) -> Distribution | None:
@@ -120,10 +125,8 @@ class Parameter:
         if MOVED in self.note:
             return "make the module on the CPU, or under torch.device('meta')"
         std = f"{self.std:.2g}" if self.std > 0 else "STD"
-        return (
-            "declare its law, laws=ns.torch.parameters(module,"
-            f" declared={{{self.name!r}: {std}}})"
-        )
+        table = TABLES[self.framework]
+        return f"declare its law, laws={table}, declared={{{self.name!r}: {std}}})"
 
 
 class Parameters(dict[str, Parameter]):
@@ -331,6 +334,11 @@ def _marginal_law(standard: Floats, kurtosis: float) -> LawName:
     if probability < 1e-6 and kurtosis < 3 and largest < 4.5:
         # of uniform entries the largest is √3 (1 ± 0.73/√n), the kurtosis 1.8 ± 1.15/√n
         errors = 5 / math.sqrt(count)
+        # the largest of n uniform entries is smaller than this with probability 2e-9,
+        # and those of other truncated normals are larger still
+        least = math.sqrt(3) * (1 - 20 / count)
+        if kurtosis < 1.8 - 1.15 * errors or largest < least:
+            return LawName("unknown", f"excess kurtosis {kurtosis - 3:.2g}")
         if (
             largest < math.sqrt(3) * (1 + 0.73 * errors)
             and kurtosis < 1.8 + 1.15 * errors
@@ -363,7 +371,9 @@ def _dependence(matrices: list[Floats]) -> LawName | None:
     dependence = dependence or _sizes_and_sums(matrices, 0, "columns")
     if dependence is None and rows == columns and rows * len(matrices) >= 64:
         dependence = _relation_to_transpose(matrices)
-    return dependence or _angles_of_rows(matrices)
+    dependence = dependence or _angles_of_rows(matrices)
+    dependence = dependence or _equal_sizes(matrices, 1, "rows")
+    return dependence or _equal_sizes(matrices, 0, "columns")
 
 
 def _mean_squares(matrices: list[Floats], axis: int) -> Floats:
@@ -396,6 +406,25 @@ def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | 
         return LawName(
             "unknown", f"sums of {lines} are {ratio} times those of i.i.d. entries"
         )
+    return None
+
+
+def _equal_sizes(matrices: list[Floats], axis: int, lines: str) -> LawName | None:
+    """Rows (axis 1) or columns (0) of sizes that differ less than if i.i.d.
+
+    Weights that are divided by the norms of their rows are such.
+    """
+    squares = np.concatenate([(w**2).mean(axis=axis) for w in matrices])
+    mean_square = float(squares.mean())
+    kurtosis = _kurtosis(matrices, mean_square)
+    # the sizes of entries ±1 do not differ at all; and of fewer than 256 lines, the
+    # ratio below has an error of more than 0.09
+    if kurtosis < 1.1 or squares.size < 256:
+        return None
+    variance_of_independent = (kurtosis - 1) / matrices[0].shape[axis]
+    ratio = float((squares / mean_square).var()) / variance_of_independent
+    if ratio < 0.5:
+        return LawName("unknown", f"{lines} have almost the same norm")
     return None
 
 
