@@ -136,8 +136,8 @@ def test_check_without_limit_exits_with_1(folder):
 
 BAD = {
     "mine": (
-        "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, as"
-        " net.py:layer[0]\n"
+        "FILE:PROGRAM 'mine' must be a .py file (or module), a colon and a name, such"
+        " as net.py:layer[0]\n"
     ),
     "mine:1": (
         "FILE:PROGRAM 'mine:1' must be a .py file (or module), a colon and a name"

@@ -774,6 +774,8 @@ def roundings_of_rates(*rates):
         ("run-1.wandb", r"export the history, .*to_csv"),
         ("run.xlsx", "must be a .csv, .tsv or .jsonl file"),
         ("broken.jsonl", "line 2 of .* is not valid JSON"),
+        ("empty.jsonl", "has no rows"),
+        ("trainer_state.json", "has no rows"),
     ],
 )
 def test_logs_that_cannot_be_read_raise_an_error(log, message, tmp_path, monkeypatch):
@@ -781,6 +783,8 @@ def test_logs_that_cannot_be_read_raise_an_error(log, message, tmp_path, monkeyp
     for name in ("run-1.wandb", "run.xlsx"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / "broken.jsonl").write_text('{"loss": 1}\n{"loss": ')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "trainer_state.json").write_text('{"log_history": []}')
     with pytest.raises(ValueError, match=message):
         read_log(log, ["loss", "grad_norm"])
 

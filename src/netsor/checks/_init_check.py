@@ -299,7 +299,8 @@ def _items(findings: Sequence[InitFinding], most: int) -> list[Items | Paragraph
         text = f"{label}: {finding.text}" if label else finding.text
         if finding.what not in EXACT:
             text += f" {_p_value(finding.p)}"
-        texts.setdefault((finding.where, label), text.rstrip())
+        # two tests of one thing count once; texts without a label say what they found
+        texts.setdefault((finding.where, label or text), text.rstrip())
     items = [Item(FLAG, where, text) for (where, _), text in texts.items()]
     if not items:
         return []

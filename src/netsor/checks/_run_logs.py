@@ -283,7 +283,10 @@ def _rounding(text: str) -> float:
 def rows_of(source: Any) -> tuple[str, list[Row]]:
     """The name of a log and its rows."""
     if isinstance(source, str | Path):
-        return named(source), _read(Path(source))
+        rows = _read(Path(source))
+        if not rows:
+            raise ValueError(f"the log {named(source)} has no rows")
+        return named(source), rows
     to_dict = getattr(source, "to_dict", None)
     if callable(to_dict) and hasattr(source, "columns"):  # a table of pandas
         source = to_dict("records")
@@ -387,14 +390,14 @@ def _of_json_lines(text: bytes, path: Path) -> Iterator[Row]:
 def _of_trainer_state(text: bytes, path: Path) -> list[Row]:
     """The history of a trainer_state.json, or a list of objects."""
     try:
-        whole = json.loads(text)
-    except ValueError as error:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{named(path)} is not valid JSON: {error}") from None
-    rows = whole.get("log_history") if isinstance(whole, dict) else whole
+    rows = document.get("log_history") if isinstance(document, dict) else document
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ValueError(
             f"{named(path)} has no log_history, a list of objects:"
-            f" {shown(whole)} was read"
+            f" {shown(document)} was read"
         )
     return rows
 

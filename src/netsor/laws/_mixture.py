@@ -154,11 +154,12 @@ class Mixture(Components, Law):
         sign: int = 1,
     ) -> Array:
         """The standard error of v = Σ_r w_r k_r, `value`, at y; for −Y if the sign is
-        −1. All arrays are (len(y),).
+        −1, where `value` and `points` count what is above y. All arrays are (len(y),).
 
         k_r is the density ("pdf") or the distribution function ("cdf") of Gaussian
         component r at y. For the other components, it is 1 for a share `points` of all
-        weight, and otherwise 0.
+        weight, and otherwise 0. The error is that of an average over the replicas
+        drawn, with what components that the draws did not show may add (`unseen`).
         """
         if self.replicas == 1:
             return np.zeros_like(value)
@@ -166,10 +167,12 @@ class Mixture(Components, Law):
         n = self.effective
         weight = self._root_weight(gaussians)
         signed = gaussians._replace(mean=sign * gaussians.mean)
-        # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and so for the points
+        # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and Σ w² = 1/n
         square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
         variance = square - 2 * value * cross + value**2 / n
+        # points have k = k² = 1, and weights that are taken as equal: Σ w² k = points/n
         variance = variance + points * (1 - 2 * value) / n
+        # n − 1 degrees of freedom; weights may leave an effective n of hardly 1
         unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
         spread = student(max(2, int(n))) * np.sqrt(unbiased)
         unseen = signed.unseen(sign * y, kernel, n)

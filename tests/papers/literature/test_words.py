@@ -25,6 +25,12 @@ def test_agreement_is_that_of_counted_words(rho, words):
     assert abs(agree.mean() - exact) < 4 * error < 0.4 * exact
 
 
+def test_mean_of_the_largest_normal_is_exact_for_few_words():
+    exact = {1: 0.0, 2: 1 / math.sqrt(math.pi), 3: 1.5 / math.sqrt(math.pi)}
+    for words, mean in exact.items():
+        assert study.largest_of(words) == pytest.approx(mean, abs=1e-6)
+
+
 @pytest.mark.parametrize("words", [50, 32_000, 151_936])
 def test_agreement_of_independent_contexts_is_chance(words):
     assert study.agreement(0.0, words) * words == pytest.approx(1, abs=1e-6)

@@ -107,16 +107,20 @@ def _of_piecewise_linear(
 def _of_gelu(a: Array, c: Array, b: Array) -> Array:
     """E[u Φ(u) v Φ(v)], by Stein's lemma twice.
 
-    It is c E[ΦΦ'] + a c E[∂²_u] + b c E[∂²_v] + (ab + c²) E[∂_u ∂_v] of Φ(u)Φ(v), where
-    E[ΦΦ'] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)).
+    With P = Φ(u) Φ(v) it is
+
+        c E[P] + a c E[∂²_u P] + b c E[∂²_v P] + (ab + c²) E[∂_u ∂_v P].
+
+    E[P] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)). As φ'(u) = −u φ(u), the second
+    derivatives are multiples of the mixed one: E[∂²_u P] = −c/(1+a) E[∂_u ∂_v P], and
+    E[∂_u ∂_v P] = E[φ(u) φ(v)] = 1/(2π root).
     """
-    share_u = a / (1.0 + a)
-    share_v = b / (1.0 + b)
-    derivative_terms = a * b + c * c * (1.0 - share_u - share_v)
     angle = _angle(a, c, b)
-    from_derivatives = derivative_terms / (2 * np.pi * angle.root)
-    mean_of_product = 0.25 + angle.arcsine / (2 * np.pi)  # E[ΦΦ']
-    return c * mean_of_product + from_derivatives
+    mean_of_product = 0.25 + angle.arcsine / (2 * np.pi)
+    variance_share_u = a / (1.0 + a)
+    variance_share_v = b / (1.0 + b)
+    of_mixed = a * b + c * c * (1.0 - variance_share_u - variance_share_v)
+    return c * mean_of_product + of_mixed / (2 * np.pi * angle.root)
 
 
 def _is_zero(mean: Array) -> bool:

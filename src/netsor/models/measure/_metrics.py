@@ -100,7 +100,7 @@ def of_attention_by_head(scores: Array, weights: Array, *, allowed: Bools) -> Ar
 @declares(numbers=4)
 def of_all_heads(by_head: Array) -> Array:
     """(…, heads, 5) → (…, 4): the numbers of `of_attention`, from those of each
-    head.
+    head. Heads count equally, also if their masks differ.
     """
     xp = array_namespace(by_head)
     # in the order of `_of_heads`

@@ -278,17 +278,14 @@ def direction_agreement(width: int, vocabulary: int) -> float:
 
 
 def largest_of(vocabulary: int) -> float:
-    """The mean of the largest M of so many normal numbers.
+    """The mean of the largest M of V independent standard normal numbers.
 
     E M = ∫_0^∞ P(M > z) dz − ∫_{−∞}^0 P(M ≤ z) dz, where log P(M ≤ z) = V log Φ(z).
     """
-    z = np.linspace(-8, 12, 20_001)
-    log_cdf = vocabulary * special.log_ndtr(z)
-    is_positive = z >= 0
-    z_above = z[is_positive]
-    z_below = z[~is_positive]
-    above = np.trapezoid(-np.expm1(log_cdf[is_positive]), z_above)
-    below = np.trapezoid(np.exp(log_cdf[~is_positive]), z_below)
+    z_above = np.linspace(0, 12, 12_001)  # the tails beyond 12 and −8 are negligible
+    z_below = np.linspace(-8, 0, 8_001)
+    above = np.trapezoid(-np.expm1(vocabulary * special.log_ndtr(z_above)), z_above)
+    below = np.trapezoid(np.exp(vocabulary * special.log_ndtr(z_below)), z_below)
     return float(above - below)
 
 

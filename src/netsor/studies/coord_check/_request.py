@@ -395,7 +395,8 @@ class CheckCase(TrainingCase):
             return self._network_of_model(self.model)
         built = call_build(self.program_request.model, self.width)
         if isinstance(built, tuple):
-            # a PyTorch module has the learning rates of its optimiser at this width
+            # a PyTorch or JAX model, with the learning rates of its optimiser at this
+            # width, or one for all
             program, rates = built
         else:
             program = built
