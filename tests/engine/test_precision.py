@@ -268,7 +268,7 @@ def assert_compared_where_it_runs(backend, monkeypatch):
     accelerator = {
         "kind": "cuda",
         "__post_init__": lambda _: None,
-        "fits": lambda _, plan, replicas: replicas,
+        "replicas_that_fit": lambda _, plan, replicas: replicas,
     }
     for name, value in (
         accelerator | {"fast_double": False, "first_block": lambda *_: 16}
