@@ -295,7 +295,9 @@ def test_coordinate_check_of_a_module_reads_its_optimiser():
             widths=[32, 64],
             optimiser=lambda module: torch.optim.Adagrad(module.parameters()),
         )
-    with pytest.raises(ValueError, match="steps=2 must be 1 with an optimiser of PyTorch"):
+    with pytest.raises(
+        ValueError, match="steps=2 must be 1 with an optimiser of PyTorch"
+    ):
         ns.coord_check(
             _llama,
             widths=[32, 64],
