@@ -384,6 +384,22 @@ def test_functions_with_keyword_arguments_are_measured():
     assert laws["b.weight"].std_error > 0
 
 
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_negative_number_is_another_function_of_its_draw(sign):
+    """−z and z have one law, but z³ − z is no sum."""
+
+    class Cubic(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            z = torch.randn(5000)
+            self.size = torch.nn.Parameter(z**3 + z if sign > 0 else z**3 - z)
+
+    law = ns.torch.parameters(Cubic)["size"]
+    std = math.sqrt(15 + sign * 6 + 1)
+    assert abs(law.std - std) <= max(4 * law.std_error, 1e-9 * std)
+    assert (law.std_error == 0) == (sign > 0)
+
+
 @pytest.mark.parametrize("where", [[(k, k) for k in range(8)], [(0, slice(4))]])
 def test_entries_that_are_always_zero_are_refused(where):
     def holes(a, b):

@@ -250,6 +250,25 @@ def transformed(function: str, *arguments: Any) -> Distribution | None:
     return _basic_law(function, arguments) or Distribution(function, arguments)
 
 
+def reflects(function: str, *arguments: Any) -> bool:
+    """Whether a function multiplies a number of a basic law by a negative number.
+
+    `transformed` returns the law of the product then, but the product is another
+    function of the draw than other numbers of that law: −z and z are both N(0, 1). So
+    its law must not be combined with that of another function of the same draw.
+    """
+    if function in ("mul", "div"):
+        numbers = [x for x in arguments if isinstance(x, int | float)]
+        negated = arguments if any(number < 0 for number in numbers) else ()
+    elif function == "sub":
+        negated = arguments[1:]
+    elif function in ("rsub", "neg"):
+        negated = arguments[:1]
+    else:
+        negated = ()
+    return any(isinstance(x, Distribution) and x.law in LOCATED for x in negated)
+
+
 def _in_canonical_form(
     function: str, arguments: tuple[Any, ...]
 ) -> tuple[str, tuple[Any, ...]]:

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from .._validate import Shape
-from ..functions.quantiles import LOCATED, Distribution, transformed
+from ..functions.quantiles import Distribution, reflects, transformed
 from ..reader._laws import INDEPENDENT, Parameter, law_of_entries
 from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
@@ -317,27 +317,14 @@ def _entrywise(
     first = draws[0]
     if any((x.origin, x.order) != (first.origin, first.order) for x in draws):
         return UNKNOWN
-    reflects = _reflects(name, inputs)
-    is_reflected = any(x.is_reflected for x in draws)
-    if len(draws) > 1 and (reflects or is_reflected):
+    arguments = [x.law if isinstance(x, Drawn) else x.number for x in inputs]
+    is_reflected = any(x.is_reflected for x in draws) or reflects(name, *arguments)
+    if len(draws) > 1 and is_reflected:
         return UNKNOWN  # the laws do not show how the two numbers depend on each other
     law = _law_of_function(name, params, inputs)
     if law is None:
         return UNKNOWN
-    return replace(first, law=law, is_reflected=is_reflected or reflects)
-
-
-def _reflects(name: str, inputs: list[Any]) -> bool:
-    """Whether an operation multiplies draws of a basic law by a negative number."""
-    last = inputs[-1]
-    if name in ("mul", "div"):
-        numbers = [x.number for x in inputs if isinstance(x, Known)]
-        is_negative = any(number is not None and number < 0 for number in numbers)
-    else:
-        is_negative = name == "neg" or (name == "sub" and isinstance(last, Drawn))
-    return is_negative and any(
-        isinstance(x, Drawn) and x.law.law in LOCATED for x in inputs
-    )
+    return replace(first, law=law, is_reflected=is_reflected)
 
 
 def _law_of_function(name: str, params: Any, inputs: list[Any]) -> Distribution | None:

@@ -20,7 +20,12 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._validate import ArgumentError, shown
-from ..functions.quantiles import Distribution, transformed, truncated_normal
+from ..functions.quantiles import (
+    Distribution,
+    reflects,
+    transformed,
+    truncated_normal,
+)
 from ..reader._laws import MOVED
 
 Module = Any  # a torch.nn.Module
@@ -280,6 +285,7 @@ class _Recorded(NamedTuple):
 
     law: Distribution
     draw: int  # functions of one draw have the same number here
+    is_reflected: bool = False  # whether a part was multiplied by a negative number
 
 
 class Replay(TorchDispatchMode):  # type: ignore[misc]
@@ -408,6 +414,7 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         positional arguments are read: there must be none of the `CHANGING_OPTIONS`.
         """
         operands: list[Distribution | float | None] = []
+        is_reflected = False
         draw: int | None = None
         layout: tuple[Any, ...] | None = None
         for x in args:
@@ -426,10 +433,15 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
             draw = recorded.draw
             layout = layout_of_x
             operands.append(recorded.law)
+            is_reflected |= recorded.is_reflected
         if draw is None:
             return None
+        is_reflected |= reflects(name, *operands)
+        laws = [x for x in operands if isinstance(x, Distribution)]
+        if len(laws) > 1 and is_reflected:
+            return None  # the laws do not show how the two numbers depend on each other
         law = transformed(name, *operands)
-        return None if law is None else _Recorded(law, draw)
+        return None if law is None else _Recorded(law, draw, is_reflected)
 
     def _law_of_operand(self, x: Any, result: Any) -> _Recorded | None:
         """The recorded law of the entries of an operand; None if it has none.
