@@ -52,6 +52,7 @@ from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, copied, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._light_export import light_export
 from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
@@ -659,11 +660,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes six things in torch, and restores them at the end: the fused kernel of
+    It changes seven things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
     backward pass of their own are refused; experts compute all tokens; operations know
-    the lines of code of modules only.
+    the lines of code of modules only; records that nothing reads are left out.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -677,7 +678,7 @@ def _plain_torch() -> Iterator[None]:
     torch.autograd.Function.apply = classmethod(_applied)
     try:
         # which expert is run depends on no number
-        with dense_experts(), lines_of_modules():
+        with dense_experts(), lines_of_modules(), light_export():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -723,7 +724,7 @@ def _take_softmaxes_over_last_axes(graph: Any) -> None:
     for node in graph.find_nodes(op="call_function", target=SOFTMAX_OF_AXIS):
         x, axis = node.args[:2]
         if axis % len(shape_of(x)) != len(shape_of(x)) - 1:
-            _write_out(graph, node, _softmax_with_axis_last)
+            _write_out(graph, node, _softmax_with_axis_last, decompositions={})
             graph.erase_node(node)
 
 
@@ -768,11 +769,18 @@ def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
 
 
 def _write_out(
-    graph: Any, node: Node, target: Callable[..., Any] | None = None
+    graph: Any,
+    node: Node,
+    target: Callable[..., Any] | None = None,
+    decompositions: Mapping[Any, Any] | None = None,
 ) -> None:
     """Replace an operation by the products and rearrangements that it consists of, or
     that another function of the same arguments consists of.
+
+    By default, the operations in `COMPOSITE` are written out.
     """
+    if decompositions is None:
+        decompositions = _decompositions()
     operands = node.all_input_nodes
     function = target or node.target
 
@@ -785,7 +793,7 @@ def _write_out(
 
     values = [x.meta["val"] for x in operands]
     with values[0].fake_mode:
-        traced = make_fx(operation, _decompositions())(*values).graph
+        traced = make_fx(operation, decompositions)(*values).graph
     known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
     with graph.inserting_before(node):
         steps = [step for step in traced.nodes if step.op == "call_function"]
