@@ -664,7 +664,7 @@ def _plain_torch() -> Iterator[None]:
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
     backward pass of their own are refused; experts compute all tokens; operations know
-    the lines of code of modules only; records that nothing reads are left out.
+    the lines of code of modules only; work that nothing needs is left out.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -724,7 +724,7 @@ def _take_softmaxes_over_last_axes(graph: Any) -> None:
     for node in graph.find_nodes(op="call_function", target=SOFTMAX_OF_AXIS):
         x, axis = node.args[:2]
         if axis % len(shape_of(x)) != len(shape_of(x)) - 1:
-            _write_out(graph, node, _softmax_with_axis_last, decompositions={})
+            _write_out(graph, node, _softmax_with_axis_last)
             graph.erase_node(node)
 
 
@@ -749,16 +749,21 @@ def _decompositions() -> dict[Any, Any]:
 
     Torch always does so for operations that are not in its table, such as x.T.
     """
+    rules = torch.export.default_decompositions()
     table = {}
-    for operation, rule in torch.export.default_decompositions().items():
-        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
-            table[operation] = rule
+    for name in COMPOSITE:
+        packet = getattr(torch.ops.aten, name)
+        for operation in (getattr(packet, overload) for overload in packet.overloads()):
+            # to look a rule up without `pop` makes torch collect those of all libraries
+            rule = rules.pop(operation, None)
+            if rule is not None:
+                table[operation] = rule
     return {**table, torch.ops.aten.mv.default: _matrix_vector}
 
 
 def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
     """An exported program that torch traces again; the equations in `kept` stay."""
-    decompose = torch.export.default_decompositions()[EINSUM]
+    decompose = torch.export.default_decompositions().pop(EINSUM)
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
         if equation in kept:
@@ -769,18 +774,11 @@ def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
 
 
 def _write_out(
-    graph: Any,
-    node: Node,
-    target: Callable[..., Any] | None = None,
-    decompositions: Mapping[Any, Any] | None = None,
+    graph: Any, node: Node, target: Callable[..., Any] | None = None
 ) -> None:
     """Replace an operation by the products and rearrangements that it consists of, or
     that another function of the same arguments consists of.
-
-    By default, the operations in `COMPOSITE` are written out.
     """
-    if decompositions is None:
-        decompositions = _decompositions()
     operands = node.all_input_nodes
     function = target or node.target
 
@@ -791,6 +789,8 @@ def _write_out(
         )
         return function(*args, **kwargs)
 
+    # no other operation consists of these
+    decompositions = _decompositions() if name_of(node) in COMPOSITE else {}
     values = [x.meta["val"] for x in operands]
     with values[0].fake_mode:
         traced = make_fx(operation, decompositions)(*values).graph
