@@ -187,11 +187,13 @@ class Dual:
 
         It becomes unknown if the widths go to infinity at different rates.
         """
-        if small.unit is None or small.unit == unit or not small.support.any():
+        old_unit = small.unit
+        if old_unit is None or old_unit == unit or not small.support.any():
             return small
-        if unit is None or small.unit.width != unit.width or small.part is None:
+        if unit is None or old_unit.width != unit.width or small.part is None:
             return unknown_along(small.unknown | small.support)
-        ratio = math.sqrt(unit.factor / small.unit.factor)
+        # units are n^(−1/2): the part in units of a wider space is larger
+        ratio = math.sqrt(unit.factor / old_unit.factor)
         part = self.state.builder.step("scale", small.part, by=ratio)
         return replace(small, part=part, unit=unit)
 
@@ -430,8 +432,10 @@ class _SpanDerivative:
         inner = products(state, self.x, self.value, ndim=self.products_ndim, label="")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
         rows = state.rows(remainder, width)
+        # `solve` is for rows: Y^T L^T = rows^T
         columns = builder.step("transposed", rows)
-        y = builder.step("transposed", builder.step("solve", lower, columns))
+        transposed_y = builder.step("solve", lower, columns)
+        y = builder.step("transposed", transposed_y)
         unsolved = _less(builder, rows, lower, y)
         outside = self._outside_directions(unsolved, width)
         x_rows = state.rows(state.vectors[self.x].coordinates, width)

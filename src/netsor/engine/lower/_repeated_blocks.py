@@ -196,9 +196,10 @@ class _Chain:
         start, period, _ = self.loop
         distances: set[int] = set()
         for k in range(start, self.loop.stop - period):
-            if isinstance(self.values[k].op, Acting | Gaussian | Normal):
-                later = self.values[k + period]
-                distances.add(origin[later] - origin[self.values[k]])
+            value = self.values[k]
+            in_next_block = self.values[k + period]
+            if isinstance(value.op, Acting | Gaussian | Normal):
+                distances.add(origin[in_next_block] - origin[value])
         return distances.pop() if len(distances) == 1 else None
 
     def matrices(self, names: Mapping[Any, str]) -> dict[str, MatrixInBlock]:
@@ -463,15 +464,21 @@ class _Unroller:
         Streams of orientations are numbered, so those after the loop have the number
         that they have with all blocks.
         """
-        each_time: dict[int, int] = {}
+        each_time: dict[int, int] = {}  # how often in one time of the loop
         for at_times in self._at_times:
-            if not _is_of_frame(at_times[0]):
+            first_step = at_times[0]
+            second_step = at_times[1]
+            if not _is_of_frame(first_step):
                 continue
-            _, first, group, *_ = at_times[0].params["key"]
-            _, second, *_ = at_times[1].params["key"]
-            if each_time.setdefault(group, second - first) != second - first:
+            _, first_number, group, *_ = first_step.params["key"]
+            _, second_number, *_ = second_step.params["key"]
+            orientations = second_number - first_number
+            if each_time.setdefault(group, orientations) != orientations:
                 raise NotPeriodicError
-        return Counter({group: self.more * count for group, count in each_time.items()})
+        added = Counter[int]()
+        for group, orientations in each_time.items():
+            added[group] = self.more * orientations
+        return added
 
     def _with_later_stream(self, step: Step) -> Step:
         """A step after the loop, with the random stream that it has with all blocks."""
@@ -528,9 +535,10 @@ class _Unroller:
         if argument is None:  # made before the loop
             return [at_times[0].args[k]] * times
         # at first, the loop has not run so often
-        first_times = [step.args[k] for step in at_times[: argument.times_back]]
-        outs = self._outs[argument.step]
-        return [*first_times, *outs[: times - argument.times_back]]
+        times_back = argument.times_back
+        first_times = [step.args[k] for step in at_times[:times_back]]
+        later_times = self._outs[argument.step][: times - times_back]
+        return [*first_times, *later_times]
 
     def _labels(self, at_times: Sequence[Step]) -> list[str]:
         """The labels of a step at all times: names are those of later matrices."""

@@ -143,8 +143,10 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     std = 1.0
     # i.i.d. vectors, with a multiple of the identity as factor: scale the sources
     # instead, since the builder leaves out products with the identity
-    if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
-        c, std = np.eye(rank)[None], float(c[0, 0, 0])
+    identity = np.eye(rank)
+    if rank and np.array_equal(c[0], c[0, 0, 0] * identity):
+        std = float(c[0, 0, 0])
+        c = identity[None]
     fresh = _sources(state, value, slots=rank * blocks, sources=1)
 
     def scaled(sources: Register) -> Register:
@@ -641,16 +643,20 @@ def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
         return _adjoint_at_infinite_width(state, value, op)
     builder = state.builder
     analysis = state.analysis
-    size = analysis.blocks[op.g] * analysis.widths[op.g]
+    m = analysis.blocks[op.g] * analysis.widths[op.g]
+
+    # m^(−1/2) γ n^(−1/2) ⟨d, u⟩
     if op.d in analysis.infinite:
-        required = score(state, value, x=op.d, y=op.u)
+        d_and_u = score(state, value, x=op.d, y=op.u)
     else:
         inner = products(state, x=op.d, y=op.u, ndim=value.ndim, label="⟨W^T b, d⟩")
-        required = builder.step("scale", inner, by=1 / state.norm(op.d))
-    required = builder.step("scale", required, by=op.gain * size**-0.5)
+        d_and_u = builder.step("scale", inner, by=1 / state.norm(op.d))
+    d_and_u = builder.step("scale", d_and_u, by=op.gain * m**-0.5)
+
+    # −m^(−1) ⟨g, b⟩
     inner = products(state, x=op.g, y=op.b, ndim=value.ndim, label="⟨b, g⟩")
-    present = builder.step("scale", inner, by=-1 / size)
-    return builder.step("add", required, present)
+    minus_g_and_b = builder.step("scale", inner, by=-1 / m)
+    return builder.step("add", d_and_u, minus_g_and_b)
 
 
 def _adjoint_at_infinite_width(

@@ -400,13 +400,15 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
 
     # rows of E[e^{2mτz} exp(−t e^{τz})] for m = 0, 1, …: (MOMENTS + 1, points u)
     t = np.exp(u)[:, None]
-    decay = np.exp(-t * np.exp(tau * z)) * density
+    weighted_decay = np.exp(-t * np.exp(tau * z)) * density  # (points u, points z)
     rows_of_one_token = []
     for m in range(MOMENTS + 1):
         power = np.exp(2 * m * tau * z)
-        rows_of_one_token.append(decay @ power)
+        rows_of_one_token.append(weighted_decay @ power)
+    # rows of E[(Σ_j e^{2τ z_j})^k e^{−tS}] for k = 0, 1, …
     rows_of_sum = moments_of_sum(np.stack(rows_of_one_token), tokens)
 
+    # E[q^k] is their integral over t^{2k−1} dt/(2k − 1)!
     moments = [1.0]
     for k in range(1, MOMENTS + 1):
         integrand = np.exp(2 * k * u) * rows_of_sum[k]
