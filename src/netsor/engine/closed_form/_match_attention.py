@@ -402,7 +402,8 @@ def _root(gram: Floats) -> _Root:
     vectors = vectors[:, is_positive]
     roots = np.sqrt(eigenvalues[is_positive])
     return _Root(
-        factor=length[:, None] * vectors * roots, inverse=(vectors / roots).T / length
+        factor=length[:, None] * vectors * roots,
+        inverse=(vectors / roots).T / length,
     )
 
 
@@ -412,12 +413,14 @@ def _merged(directions: Floats) -> Floats:
     The sum depends on the Gram matrix of the flattened directions only: its
     eigenvectors, times the roots of their eigenvalues, have the same one.
     """
-    count, *shape = directions.shape
+    count, *matrix = directions.shape
     flat = directions.reshape(count, -1)
-    eigenvalues, vectors = np.linalg.eigh(flat.T @ flat)
+    gram = flat.T @ flat
+    eigenvalues, vectors = np.linalg.eigh(gram)  # in increasing order
     is_positive = eigenvalues > RANK * eigenvalues[-1]
-    columns = vectors[:, is_positive] * np.sqrt(eigenvalues[is_positive])
-    return np.asarray(columns.T.reshape(-1, *shape))
+    roots = np.sqrt(eigenvalues[is_positive])
+    columns = vectors[:, is_positive] * roots
+    return np.asarray(columns.T.reshape(-1, *matrix))
 
 
 def _kernel(

@@ -151,7 +151,7 @@ class MomentGrid:
         index = np.flatnonzero(sums[0])  # the cells with replicas
         row = index // self.columns
         count = sums[0, index].astype(np.float64)
-        # the mean and the mean square of up, and what `placed` adds to them
+        # the means of the moments of `placed`: first those of up and up²
         moments = sums[1:, index] / UNIT / count
         up, up2 = moments[:2]
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
@@ -174,12 +174,14 @@ class MomentGrid:
         upper_var = unit * (1.0 + self.height * upper_position) + residual
         lower_var = unit * (1.0 + self.height * lower_position) + residual
         # of the replicas of a cell, in the upper Gaussian
-        share = np.full_like(reach, 0.5)
-        share = np.divide(reach - tilt, 2 * reach, out=share, where=reach > 0)
+        half = np.full_like(reach, 0.5)
+        share = np.divide(reach - tilt, 2 * reach, out=half, where=reach > 0)
+        upper_count = count * share
+        lower_count = count * (1.0 - share)
 
         means = np.concatenate([mean + slope, mean - slope])
         variances = np.concatenate([upper_var, lower_var])
-        counts = np.concatenate([count * share, count * (1.0 - share)])
+        counts = np.concatenate([upper_count, lower_count])
         return means, variances, counts
 
 

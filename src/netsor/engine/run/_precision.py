@@ -123,7 +123,10 @@ def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     seed.
     """
     blocks = []
-    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Tick()):
+    all_replicas = range(replicas)
+    for mean, columns in backend.sample(
+        plan, seed=0, part=all_replicas, size=replicas, tick=Tick()
+    ):
         variance = np.square(backend.numpy(columns)).sum(axis=-1)
         mean_and_variance = np.broadcast_arrays(backend.numpy(mean), variance)
         blocks.append(np.concatenate(mean_and_variance, axis=1))
@@ -193,9 +196,11 @@ class _Comparison(NamedTuple):
         enough for this many draws.
         """
         max_crossing = max(3 / self.replicas, draws**-0.5)
-        is_close = (self.shift <= MAX_SHIFT) & (self.crossing <= max_crossing)
-        error = np.where(is_close, self.shift, np.inf)
-        return np.where(self.digits <= digits, 0.0, error)
+        has_small_shift = self.shift <= MAX_SHIFT
+        has_small_crossing = self.crossing <= max_crossing
+        error = np.where(has_small_shift & has_small_crossing, self.shift, np.inf)
+        has_all_digits = self.digits <= digits
+        return np.where(has_all_digits, 0.0, error)
 
 
 def _runs_long(plan: Plan, backend: Backend) -> bool:
@@ -308,7 +313,8 @@ def _without_rounding(y: Floats, single_y: Floats, unit: Floats) -> Floats:
     """
     distance = np.abs(y - np.median(y, axis=0))
     typical_distance = np.median(distance, axis=0)
-    scale = np.where(typical_distance > 0, np.minimum(typical_distance, unit), unit)
+    smaller = np.minimum(typical_distance, unit)
+    scale = np.where(typical_distance > 0, smaller, unit)
     rounding = DIGITS * np.abs(y) + EQUAL * scale
     is_rounding = np.abs(single_y - y) <= rounding
     return np.where(is_rounding, y, single_y)
