@@ -394,6 +394,8 @@ def _root(gram: Floats) -> _Root:
 
     Rows are scaled to length 1 first, so that short vectors keep their digits.
     """
+    # gram = D Q Λ Q^T D with the lengths D: the factor is D Q Λ^(1/2), and Λ^(−1/2) Q^T
+    # D^(−1) its inverse, where eigenvalues that are round-off are left out
     length = np.sqrt(np.diag(gram))
     length[length == 0] = 1.0
     correlations = gram / np.outer(length, length)

@@ -279,12 +279,14 @@ def _integrals_on_panels(
 
 def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:
     """Panels for the integrals of φ h_k, k < terms, of the rows of f."""
+    # a mean for each node of another integral: give up on noise sooner
+    most_failing = 64 if terms == 1 else 400
     return resolve(
         _values_without_poles(f, poles),
         edges=_panel_edges(f, poles, end=reach(terms), length=step(terms)),
         density=partial(_largest, terms=terms),
         tolerance=max(TOLERANCE, 4 * f.features.noise),
-        failing=64 if terms == 1 else 400,
+        failing=most_failing,
     )
 
 

@@ -191,11 +191,12 @@ def _waves(
     xp = array_namespace(a, c, b)
     m = (a + b) / 2
     size = xp.abs(c)
-    # without overflow: cosh c = e^|c| (2 + e^(−2|c|) − 1)/2, and similarly sinh c
-    decay = xp.expm1(-2 * size)
-    peak = xp.exp(size - m) / 2
-    cosines = peak * (2 + decay)  # e^−m cosh c
-    sines = -xp.sign(c) * peak * decay  # e^−m sinh c
+    # without overflow, with d = e^(−2|c|) − 1:
+    # cosh c = e^|c| (2 + d)/2, and sinh c = −sign(c) e^|c| d/2
+    d = xp.expm1(-2 * size)
+    peak = xp.exp(size - m) / 2  # e^(|c| − m)/2
+    mean_of_cosines = peak * (2 + d)  # E[cos x cos y]
+    mean_of_sines = -xp.sign(c) * peak * d  # E[sin x sin y]
 
     def addition_theorem(mean: Array, is_sine: bool) -> tuple[Array, Array]:
         """(p, q) with φ(mean + x) = p cos x − q sin x."""
@@ -203,9 +204,9 @@ def _waves(
             return xp.sin(mean), -xp.cos(mean)
         return xp.cos(mean), xp.sin(mean)
 
-    cos_u, sin_u = addition_theorem(mu, sine_u)
-    cos_v, sin_v = addition_theorem(nu, sine_v)
-    return cos_u * cos_v * cosines + sin_u * sin_v * sines
+    p_u, q_u = addition_theorem(mu, sine_u)
+    p_v, q_v = addition_theorem(nu, sine_v)
+    return p_u * p_v * mean_of_cosines + q_u * q_v * mean_of_sines
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a

@@ -541,27 +541,34 @@ class _Unroller:
         return [*first_times, *later_times]
 
     def _labels(self, at_times: Sequence[Step]) -> list[str]:
-        """The labels of a step at all times: names are those of later matrices."""
-        first_words = at_times[0].label.split(" ")
-        earlier = 0
-        if self._matrices.keys().isdisjoint(first_words):
-            earlier = 1  # the first time may begin before the equal blocks
-        words = at_times[earlier].label.split(" ")
+        """The labels of a step at all times: names are those of later matrices.
+
+        For example, the label "W1 x" becomes "W1 x", "W2 x", "W3 x", … if W1, W2, W3, …
+        are a matrix of consecutive blocks.
+        """
+        # the label to change is that of the first time, unless this time begins before
+        # the equal blocks and names no matrix of theirs
+        model_time = 0
+        if self._matrices.keys().isdisjoint(at_times[0].label.split(" ")):
+            model_time = 1
+        model = at_times[model_time].label
+        words = model.split(" ")
+        positions = [k for k, word in enumerate(words) if word in self._matrices]
+        matrices = [self._matrices[words[k]] for k in positions]
         times = self.loop.times + self.more
-        places = [k for k, word in enumerate(words) if word in self._matrices]
-        matrices = [self._matrices[words[k]] for k in places]
         if not matrices:
-            return [at_times[earlier].label] * times
+            return [model] * times
+
         blocks = min(len(matrix.names) for matrix in matrices)
-        first_block = max(matrix.block for matrix in matrices)
+        block_of_model = max(matrix.block for matrix in matrices)
         labels: list[str] = []
         for time in range(times):
-            added_blocks = (time - earlier) * self.blocks_per_time
-            if first_block + added_blocks >= blocks:  # after the equal blocks
+            later_blocks = (time - model_time) * self.blocks_per_time
+            if block_of_model + later_blocks >= blocks:  # after the equal blocks
                 labels.append(at_times[time - self.more].label)
                 continue
-            for k, matrix in zip(places, matrices, strict=True):
-                words[k] = matrix.names[matrix.block + added_blocks]
+            for k, matrix in zip(positions, matrices, strict=True):
+                words[k] = matrix.names[matrix.block + later_blocks]
             labels.append(" ".join(words))
         return labels
 

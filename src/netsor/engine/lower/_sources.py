@@ -365,12 +365,13 @@ def _draws_every_direction(
         They need normals along all directions of their frame, and are combined to
         `vectors` products.
         """
-        normals = 0.0
+        normals_per_source = 0.0  # summed over the slots of all frames
         for group in state.groups_from(value):
             frames, slots = group.slots[value].shape
             directions_after = state.frames[group].directions + slots * sources
-            normals += frames * slots * min(group.width, directions_after)
-        return float(sources * normals * (prices.normal + vectors * prices.product))
+            normals_per_source += frames * slots * min(group.width, directions_after)
+        seconds_per_normal = prices.normal + vectors * prices.product
+        return float(sources * normals_per_source * seconds_per_normal)
 
     # the factor is computed once for all matrices that act on these inputs
     sharing = analysis.matrices_on[value.op.x]

@@ -217,18 +217,20 @@ def checked_left(
     xp = array_namespace(left, right)
     at_nodes = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
     sizes_of_uses = xp.asarray(sizes, dtype=left.dtype)[:, None]
-    rows = xp.matrix_transpose(at_nodes * sizes_of_uses)
-    entries = rows @ right  # (…, nodes, in)
-    terms = xp.abs(rows) @ xp.abs(right)
-    # uses with l = 0 in the limit only
+    scaled_left = xp.matrix_transpose(at_nodes * sizes_of_uses)  # (…, nodes, uses)
+    entries = scaled_left @ right  # (…, nodes, in)
+    sizes_of_terms = xp.abs(scaled_left) @ xp.abs(right)  # Σ_k |sizes_k l_kα r_kβ|
+    is_zero = xp.abs(entries) <= CANCELLATION * sizes_of_terms
+
+    # the uses with l = 0 in the limit only, and the r_β that they multiply
     is_zero_in_limit = ~xp.any(left != 0, axis=(-1, -2))
     fluctuates = is_zero_in_limit & xp.asarray(varies)
-    has_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
-    nonzero_at_some_width = (terms > 0) | has_fluctuation[..., None, :]
-    is_zero_entry = xp.abs(entries) <= CANCELLATION * terms
-    cancels = is_zero_entry & nonzero_at_some_width
-    vanishes = ~xp.any(left != 0, axis=(-1, -2, -3))
-    if bool(xp.any(cancels)) or bool(xp.any(vanishes)):
+    meets_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
+    nonzero_at_some_width = (sizes_of_terms > 0) | meets_fluctuation[..., None, :]
+    is_zero_only_in_limit = is_zero & nonzero_at_some_width
+
+    all_l_vanish = ~xp.any(left != 0, axis=(-1, -2, -3))
+    if bool(xp.any(is_zero_only_in_limit)) or bool(xp.any(all_l_vanish)):
         raise UnplacedError(
             f"{vanishing_signs(optimiser)}; net.law(…, method='extrapolate')"
             " estimates the limit"

@@ -109,9 +109,10 @@ def _matrix_kernels(
     p_size, q_size = sizes
     for version, terms in p_terms.items():
         for product in _products(terms, q_terms.get(version, []), standard):
+            products = product.gram.sum(0)  # over matrices, (vectors of p, of q)
             sum_p = constant(_sum_over_uses(product.p_terms, p_size))
             sum_q = constant(_sum_over_uses(product.q_terms, q_size).T.copy())
-            yield sum_p @ product.gram.sum(0) @ sum_q
+            yield sum_p @ products @ sum_q
 
 
 def _leaf_kernels(
@@ -214,11 +215,10 @@ def _squared_norms(
             *_matrix_kernels(terms, terms, (1, 1), standard),
             *_leaf_kernels(together, together, single.leaves, standard),
         ]
-        norms.append(
-            reduce(operator.add, summands).reshape()
-            if summands
-            else constant(np.zeros(()))
-        )
+        if summands:
+            norms.append(reduce(operator.add, summands).reshape())
+        else:
+            norms.append(constant(np.zeros(())))
     return tuple(norms)
 
 

@@ -307,15 +307,20 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         # else rounding errors would grow with every squaring
         return nodes, weights / weights.sum()
 
-    power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
+    power = compressed(nodes, weights, 1)  # of a sum of 1, then 2, 4, … variables
     result = power
-    summed = count & 1  # number of variables in the result
+    summed = count % 2  # the variables in the result so far; 0 means that it is unused
     for bit in range(1, count.bit_length()):
-        power = add(power, power, 1 << bit)
-        if not count >> bit & 1:
+        variables = 2**bit
+        power = add(power, power, variables)
+        is_part_of_count = (count // variables) % 2 == 1
+        if not is_part_of_count:
             continue
-        result = add(result, power, summed + (1 << bit)) if summed else power
-        summed += 1 << bit
+        if summed == 0:
+            result = power
+        else:
+            result = add(result, power, summed + variables)
+        summed += variables
     return result
 
 
