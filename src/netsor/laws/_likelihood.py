@@ -421,19 +421,19 @@ def conditioned(
         log_joint = np.log(weight) + log_density(update.root, update.z)
     posterior = scipy.special.softmax(log_joint)
     evidence = float(scipy.special.logsumexp(log_joint))
-    effective = 1 / float(np.sum(posterior**2))
+    replicas = len(weight)
     error = 0.0
-    if len(weight) > 1:
+    if replicas > 1:
         # the likelihood relative to the evidence, of mean 1: the error of its mean is
         # also that of the logarithm
-        relative = np.divide(
-            posterior, weight, out=np.zeros_like(weight), where=weight > 0
-        )
-        error = float(Replicas(len(weight), weight).average(relative).error)
+        zeros = np.zeros_like(weight)
+        relative = np.divide(posterior, weight, out=zeros, where=weight > 0)
+        error = float(Replicas(replicas, weight).average(relative).error)
+        effective = 1 / float(np.sum(posterior**2))
         if effective < MIN_EFFECTIVE_SAMPLES:
             warnings.warn(
                 f"condition: the data leave an effective sample of {effective:.0f} of"
-                f" {len(weight)} replicas; take more draws, or more noise",
+                f" {replicas} replicas; take more draws, or more noise",
                 stacklevel=4,
             )
     doubt = 0.0

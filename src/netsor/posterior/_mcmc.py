@@ -172,18 +172,23 @@ def advance_chains(
 
     start = around.standardised(chains.z)
     other_axis = _other_axis(start, around, rng)
-    # the height that an accepted point exceeds: as in slice sampling
-    level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
+
+    def on_ellipse(chain: npt.NDArray[np.intp], theta: Array) -> Array:
+        """w(θ) of some chains, at an angle for each."""
+        cos = np.cos(theta)[:, None]
+        sin = np.sin(theta)[:, None]
+        return np.asarray(cos * start[chain] + sin * other_axis[chain])
+
+    # the level that the log ratio of an accepted point exceeds: as in slice sampling
+    log_ratio_of_start = log_ratio(chains.z, start, height)
+    level = log_ratio_of_start + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
     # the brackets of θ
     low = theta - 2 * math.pi
     high = theta.copy()
     moving = np.arange(count)  # chains that have no new point yet
     for _ in range(SHRINKS):
-        angle = theta[moving]
-        cos = np.cos(angle)[:, None]
-        sin = np.sin(angle)[:, None]
-        w = cos * start[moving] + sin * other_axis[moving]
+        w = on_ellipse(moving, theta[moving])
         proposal = around.original(w)
         proposal_height = log_likelihood(proposal)
         evaluations += len(moving)

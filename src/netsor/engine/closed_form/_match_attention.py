@@ -336,8 +336,9 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
         columns = columns[np.diag(limit.gram)[columns] == 0]
         if not columns.size:  # of (1, …, 1), or of covariance 0
             continue
-        # for each column, an entry of the value that is this column
-        entries = abs(expansion.rows[value]).toarray()[:, columns].argmax(axis=0)
+        # for each column, the entry of the value that is this column
+        coefficients = abs(expansion.rows[value]).toarray()[:, columns]
+        entries = coefficients.argmax(axis=0)
         match value.op:
             case Data(vectors=data):
                 rows = data.reshape(value.size, -1)[entries]
@@ -356,6 +357,8 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
             case _:
                 return None
         limit.add_directions(columns, value.width.factor)
+    # the vectors are rows of coefficients of the columns, R: their Gram matrix is
+    # K = R gram Rᵀ = B Bᵀ, and V = R direction Rᵀ = B S Bᵀ
     all_rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
     rows = all_rows[selected]
     root, inverse = _root(rows @ limit.gram @ rows.T)
