@@ -189,9 +189,9 @@ def _tanh_family(
     # are 0 there, up to rounding
     limits = [0.0]
     for row in table[1:]:
-        signed = [c if j % 2 == 0 else -c for j, c in enumerate(row)]
+        with_signs = [c * (-1) ** j for j, c in enumerate(row)]
         limits.append(abs(sum(row)))  # at t = 1
-        limits.append(abs(sum(signed)))  # at t = −1
+        limits.append(abs(sum(with_signs)))  # at t = −1
     return Function(
         name,
         partial(_of_tanh, a=a, b=b, table=table),
@@ -282,7 +282,9 @@ def _derivative_of_normal(
     new_second = []
     for summands in zip_longest(c_a, derivative_of_b, minus_c2_x_b, fillvalue=0.0):
         new_second.append(sum(summands))
-    return _normal_family(name, parity, c, derivative_of_a, tuple(new_second))
+    return _normal_family(
+        name, parity, c, first=derivative_of_a, second=tuple(new_second)
+    )
 
 
 def _polynomial_derivative(coefficients: Row) -> Row:
@@ -433,10 +435,14 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.RELU): STEP,
     base(activations.ABS): SIGN,
     base(activations.leaky_relu(0.5)): lambda name, parity, slope: _steps(
-        name, parity, (0.0,), (slope, 1.0)
+        name, parity, breaks=(0.0,), values=(slope, 1.0)
     ),
     base(activations.clip(1.0)): lambda name, parity, bound: _steps(
-        name, parity, (-bound, bound), (0.0, 1.0, 0.0), (bound,)
+        name,
+        parity,
+        breaks=(-bound, bound),
+        values=(0.0, 1.0, 0.0),
+        parameters=(bound,),
     ),
     base(activations.ERF): ERF,
     base(activations.GELU): GELU,

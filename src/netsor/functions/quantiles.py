@@ -347,7 +347,9 @@ def _normal_between(x: Distribution) -> Distribution:
         return std * float(_special("ndtri", np.asarray(probability)))
 
     low, high = _ends(x)
-    return truncated_normal(0.0, std, transformed_end(low), transformed_end(high))
+    return truncated_normal(
+        mean=0.0, std=std, low=transformed_end(low), high=transformed_end(high)
+    )
 
 
 def _ends(x: Distribution) -> tuple[float, float]:

@@ -241,7 +241,8 @@ def _sum_of_slopes(a: Any, b: Any) -> Any:
     """a + b, where ∞ − ∞ is ∞: nothing is known about such a difference."""
     with np.errstate(invalid="ignore"):
         total = np.add(a, b)
-    return np.where(np.isnan(total) & np.isinf(a) & np.isinf(b), math.inf, total)
+    is_difference_of_infinities = np.isnan(total) & np.isinf(a) & np.isinf(b)
+    return np.where(is_difference_of_infinities, math.inf, total)
 
 
 def _slope_of_power(x: Any, p: Any) -> Any:

@@ -64,7 +64,8 @@ class Reference(NamedTuple):
     def original(self, w: Array) -> Array:
         """The points z of standardised points w: the inverse of `standardised`."""
         z = w.copy()
-        z[:, self.coordinates] = self.mean + w[:, self.coordinates] @ self.lower.T
+        deviation = w[:, self.coordinates] @ self.lower.T
+        z[:, self.coordinates] = self.mean + deviation
         return z
 
     @property

@@ -435,7 +435,10 @@ def _fitted_cells(
             error=error + 3 * truncation,
         )
         return [cell]
-    return [
-        *_fitted_cells(f, left, middle, terms, halvings - 1),
-        *_fitted_cells(f, middle, right, terms, halvings - 1),
-    ]
+    left_half = _fitted_cells(
+        f, left=left, right=middle, terms=terms, halvings=halvings - 1
+    )
+    right_half = _fitted_cells(
+        f, left=middle, right=right, terms=terms, halvings=halvings - 1
+    )
+    return [*left_half, *right_half]

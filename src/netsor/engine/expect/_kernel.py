@@ -264,7 +264,9 @@ class _ConditionedPairs:
     def integrand(self, pair: Array, t: Array) -> Array:
         """φ(u) E[ψ(v) | u] for some pairs, at standardised u, (pairs, points)."""
         y = self.y
-        m = y.mean[pair][:, None] + self.slope[pair][:, None] * t
+        mean_of_v = y.mean[pair][:, None]
+        slope = self.slope[pair][:, None]
+        m = mean_of_v + slope * t
         s = self.residual_std[pair]
         if y.f.smoothed is not None:
             conditional_mean = y.f.smoothed(m, s[:, None])
@@ -609,16 +611,18 @@ def _series_of_pairs(
     if x is y:
         rows, index = _unique_rows(np.concatenate([ix, iy]))
         position_u, position_v = np.split(index, [len(ix)])
-        of_both = x.take(rows)
-        f = coefficients(of_both, terms)
-        return _SeriesOfPairs(of_both, of_both, f, f, position_u, position_v)
-    rows, position_u = _unique_rows(ix)
-    rows_x = x.take(rows)
-    rows, position_v = _unique_rows(iy)
-    rows_y = y.take(rows)
-    f = coefficients(rows_x, terms)
-    g = coefficients(rows_y, terms)
-    return _SeriesOfPairs(rows_x, rows_y, f, g, position_u, position_v)
+        rows_x = rows_y = x.take(rows)
+        f = g = coefficients(rows_x, terms)
+    else:
+        rows, position_u = _unique_rows(ix)
+        rows_x = x.take(rows)
+        rows, position_v = _unique_rows(iy)
+        rows_y = y.take(rows)
+        f = coefficients(rows_x, terms)
+        g = coefficients(rows_y, terms)
+    return _SeriesOfPairs(
+        rows_x=rows_x, rows_y=rows_y, f=f, g=g, ix=position_u, iy=position_v
+    )
 
 
 def _sign_if_equal(

@@ -121,7 +121,8 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
     value = np.zeros((len(rank), outputs))
     error = np.zeros((len(rank), outputs))
     log_size = log_points(len(rank))
-    rows_per_batch = INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)
+    values_per_row = outputs * SETS * 2**log_size
+    rows_per_batch = INTEGRAND_VALUES_PER_BATCH // values_per_row
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
         for block in slices(len(members), rows_per_batch):
@@ -227,7 +228,8 @@ def _products(
     """
     # nodes per variable: as many as fit in the points of a quasi-random rule, and about
     # 2/3 and 5/6 of these
-    most = min(100, int((SETS << log_size) ** (1 / variables)))
+    points = SETS * 2**log_size
+    most = min(100, int(points ** (1 / variables)))
     two_thirds = most - max(2, most // 3)
     five_sixths = most - max(1, most // 6)
     is_wide = most >= WIDE

@@ -691,9 +691,10 @@ class SmallParts:
         """The combination x of parts of order 1, with other coefficients: c1 x0."""
         inputs: list[Value] = []
         for value in x.op.inputs:
-            inputs.append(
-                self.main(value) if isinstance(value, Vector) else coefficients
-            )
+            if isinstance(value, Vector):
+                inputs.append(self.main(value))
+            else:
+                inputs.append(coefficients)
         return _on_inputs(x, inputs)
 
     def _small_parts_of_vectors(self, x: Vector) -> list[Vector]:

@@ -373,7 +373,10 @@ def _crossed_in_group(
             normals = frame.normals(i, j, same=share_direction)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
-            terms.append(_on_directions(builder, product, along_b, wanted))
+            term = _on_directions(
+                builder, product, from_directions=along_b, to_directions=wanted
+            )
+            terms.append(term)
     return terms
 
 

@@ -497,7 +497,8 @@ def materialised_matmul(
     x = op.x
     blocks = state.analysis.blocks[value]
     width = int(state.analysis.widths[x])
-    rows = state.rows(state.vectors[x].coordinates, width, copies=x.size // x.shape[-1])
+    copies = x.size // x.shape[-1]
+    rows = state.rows(state.vectors[x].coordinates, width, copies=copies)
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
     instruction, formula = "product", "x E"
     if op.weight.transposed:

@@ -90,7 +90,10 @@ def ntk(
     standard = parametrisation == "standard"
     summands = [
         *_matrix_kernels(
-            p_gradients.terms, q_gradients.terms, (p.size, q.size), standard
+            p_gradients.terms,
+            q_gradients.terms,
+            sizes=(p.size, q.size),
+            standard=standard,
         ),
         *_leaf_kernels(p_gradients, q_gradients, chosen.leaves, standard),
     ]
@@ -212,7 +215,7 @@ def _squared_norms(
         single = Parameters(parameter, values, "grad_norm")
         terms = _terms_of_members(together.terms, single.members)
         summands = [
-            *_matrix_kernels(terms, terms, (1, 1), standard),
+            *_matrix_kernels(terms, terms, sizes=(1, 1), standard=standard),
             *_leaf_kernels(together, together, single.leaves, standard),
         ]
         if summands:
