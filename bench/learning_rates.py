@@ -95,7 +95,7 @@ class Protocol:
 
 SMALL = Protocol(
     widths=(32, 64),
-    rates=(-8.0, -7.0, -6.0),
+    rates=(-7.0, -6.5, -6.0),
     sequences=4,
     held_out_sequences=4,
     tokens=16,
