@@ -657,7 +657,7 @@ class ExtrapolatedLaw:
         return self.limit(lambda law: law.mean())
 
     def var(self) -> Estimate:
-        """The limit of the variance; of several entries, of each."""
+        """The limit of the variance, one number for each entry."""
         return self.limit(lambda law: law.var())
 
     def kurtosis(self) -> Estimate:

@@ -98,6 +98,12 @@ def _heads_in_words(count: float) -> str:
     return "one head" if count == 1 else f"{count:.0f} heads"
 
 
+def _setting(case: Case) -> str:
+    """What the cases of a figure over widths share, as "H = 2, 4 tokens"."""
+    text = f"H = {case.heads}, {case.tokens} tokens"
+    return f"{text}, ReLU" if case.activation == "relu" else text
+
+
 def _percent(share: float) -> str:
     """A share in percent, to two digits."""
     return f"{100 * share:.2g} %"
@@ -142,7 +148,7 @@ def _densities(data: Densities) -> Any:
     span = max(abs(v) for v in bottom.get_ylim())
     bottom.set(ylabel="minus limit", xlim=(-2.4, 2.4), ylim=(-span, span))
     if len(columns) == 1:
-        bottom.set_xlabel("output coordinate y")
+        bottom.set_xlabel(f"output coordinate y ({_setting(cases[0])})")
         if both:
             _explain_thin_lines(bottom)
     else:
@@ -346,10 +352,10 @@ def _plot_error_bars(
     axes.errorbar(x, value, yerr=bars, capsize=2, lw=0.8, **style)
 
 
-def _set_kl_axes(axes: Any, parameter: str, ticks: list[float]) -> None:
-    """Logarithmic axes for KL against the width or the number of heads."""
+def _set_kl_axes(axes: Any, ticks: list[float]) -> None:
+    """Logarithmic axes for KL against the number of heads, or another parameter."""
     axes.set(xscale="log", yscale="log", ylabel="KL divergence (nats)")
-    axes.set_xlabel("width n" if parameter == "n" else "heads H")
+    axes.set_xlabel("heads H")
     axes.set_xticks(ticks, [f"{tick:.0f}" for tick in ticks])
     axes.minorticks_off()
 
@@ -378,7 +384,9 @@ def _divergences(data: Divergences) -> Any:
     figure = new(2.7)
     axes = figure.subplots()
     x = data.parameters
-    _set_kl_axes(axes, data.figure.parameter, x)
+    _set_kl_axes(axes, x)
+    if data.figure.parameter == "n":
+        axes.set_xlabel(f"width n ({_setting(data.figure.cases[0])})")
     if data.figure.cases[0].head_dim is not None:
         labels = [f"{case.heads}\nn = {case.width:.0f}" for case in data.figure.cases]
         axes.set_xticks(x, labels)
@@ -499,7 +507,7 @@ def _heads(data: Heads) -> Any:
     finite = data.finite
     x = finite.parameters
     width = f"width {finite.figure.cases[0].width:.0f}"
-    _set_kl_axes(axes, "H", [1, 4, 16, 64, 256])
+    _set_kl_axes(axes, [1, 4, 16, 64, 256])
     if finite.paper:
         _plot_trials(axes, x, trials=finite.paper)
         _plot_trials(axes, x, trials=data.gaussian.paper, marker="D")
