@@ -38,8 +38,7 @@ def as_law(other: Any) -> Distribution:
     if isinstance(other, LawBase):
         raise LawError(
             "distance",
-            f"is between laws of one variable, got {shown(other)}: take an entry,"
-            " law[i]",
+            f"compares laws of one variable, got {shown(other)}: take an entry, law[i]",
         )
     if all(
         hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")
