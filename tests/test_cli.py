@@ -296,7 +296,11 @@ BAD_OPTIONS = {
     ("law", "--mask", "none"): "'--mask': 'none' is not",
     ("law", "--bind", "n=4"): "--bind n=4 needs a FILE:PROGRAM",
     ("law", "--arg", "n=4"): "--arg n=4 needs a FILE:PROGRAM",
-    ("law", "--plot", "/proc/x.png"): "--plot '/proc/x.png' must be in a folder that",
+    (
+        "law",
+        "--plot",
+        "/proc/x.png",
+    ): "--plot '/proc/x.png' must be in a writable folder",
     ("law", "--plot", ""): "--plot '' must name a file",
     ("reproduce", "--out", ""): "--out '' must name a folder; for this one give '.'",
     ("reproduce", "--workers", "10000"): "'10000' must be an integer from 1 to 1,024",
