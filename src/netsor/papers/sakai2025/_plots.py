@@ -513,20 +513,18 @@ def _heads(data: Heads) -> Any:
         _plot_trials(axes, x, trials=data.gaussian.paper, marker="D")
         highest = max(max(trials) for trials in data.gaussian.paper[-1:] + finite.paper)
         text = f"paper's estimator: □ {width}, ◇ limit"
-        style = {"color": PAPERS, "ha": "right", "va": "bottom"}
-        _annotate(axes, text, (x[-1], highest), (4, 6), **style)
+        above = {"color": PAPERS, "ha": "right", "va": "bottom"}
+        _annotate(axes, text, (x[-1], highest), (4, 6), **above)
     if finite.exact:
         _plot_estimates(axes, x, estimates=finite.exact)
         values = [estimate.value for estimate in data.many]
-        style = {"color": BLACK, "lw": 1.0, "marker": ".", "ms": 4}
-        axes.plot(HEADS, values, **style)
+        axes.plot(HEADS, values, color=BLACK, lw=1.0, marker=".", ms=4)
         middle = len(values) // 2
-        at = (HEADS[middle], values[middle])
-        style = {"color": BLACK, "ha": "right", "va": "top"}
-        _annotate(axes, "ours: limit and H = ∞", at, (-4, 0), **style)
+        below = {"ha": "right", "va": "top"}
+        at = (float(HEADS[middle]), values[middle])
+        _annotate(axes, "ours: limit and H = ∞", at, (-4, 0), color=BLACK, **below)
         at = (x[-1], finite.exact[-1].value)
-        style = {"color": OURS, "ha": "right", "va": "top"}
-        _annotate(axes, f"ours: {width} and limit", at, (4, -6), **style)
+        _annotate(axes, f"ours: {width} and limit", at, (4, -6), color=OURS, **below)
     _set_title(figure, *_both_fall(data))
     return figure
 
