@@ -323,7 +323,7 @@ class RunCheck:
     findings : list of RunFinding
         The numbers outside their bands, in the order of steps.
     explanations : list of str or None
-        Questions that name the mistakes whose bands hold the whole log, the most
+        Questions that name the mistakes whose bands contain the whole log, the most
         probable one first; None if no hypothesis was tried.
     bands : dict of str to list of tuple of float
         By quantity and step: low, expected, high.

@@ -151,7 +151,7 @@ def _probe_of_logits(logits: Any, targets: Targets | None) -> Probe:
     words = rows.shape[1]
     if max(targets.words, default=0) >= words:
         raise ValueError(
-            f"the id {max(targets.words)} of a token has no logit: the head has {words}"
+            f"the token id {max(targets.words)} has no logit: the head has {words}"
         )
     is_target = np.equal.outer(targets.words, np.arange(words))
     if targets.rows == tuple(range(len(targets.rows))):
