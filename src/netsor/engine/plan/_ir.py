@@ -114,7 +114,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """An estimate of the seconds per replica, on one core, without numerical integrals.
+        """The estimated seconds per replica, on one core, without numerical integrals.
 
         For the time of the integrals see `Plan.integration_seconds`.
         """
