@@ -96,7 +96,7 @@ def _matrix_product(call: Call, equation: Equation, x: Tensor, y: Tensor) -> Ten
     sizes = dict(zip(equation.result, call.shape, strict=True))
     axes_of_product = [*batch, row, column]
     shape = tuple(sizes.get(letter, 1) for letter in axes_of_product)
-    product = arithmetic.matmul(call._replace(shapes=[shape]), x, y)
+    product = arithmetic.matmul(call.returning(shape), x, y)
 
     # drop the axes of one entry, and take those of the result in its order
     letters = [letter for letter in axes_of_product if letter != ONE_ENTRY]

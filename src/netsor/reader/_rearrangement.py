@@ -213,7 +213,7 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
         whole = pick(call, new_rows, 0, origin_of_row - rows)
     else:
         old_rows = reshape(call, x, flat_shape)
-        longer = call._replace(shapes=[(rows + count, *flat_shape[1:])])
+        longer = call.returning((rows + count, *flat_shape[1:]))
         all_rows = concatenate(longer, [old_rows, new_rows], 0)
         whole = pick(call, all_rows, 0, origin_of_row)
     return reshape(call, whole, call.shape)
@@ -232,7 +232,7 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     count = len(index)
     # the values, and zeros after them: entry `count` adds nothing
     zeros = np.zeros(_with_size(call.shape, axis, 1))
-    longer_call = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
+    longer_call = call.returning(_with_size(call.shape, axis, count + 1))
     with_zeros = concatenate(longer_call, [values, zeros], axis)
     # how often each index has come before
     round_of_value = []
@@ -311,7 +311,7 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         front = np.full(_with_size(shape, axis, max(before, 0)), value)
         back = np.full(_with_size(shape, axis, max(after, 0)), value)
         padded_shape = _with_size(shape, axis, size + before + after)
-        padded_call = call._replace(shapes=[padded_shape])
+        padded_call = call.returning(padded_shape)
         x = concatenate(padded_call, [front, x, back], axis)
     return x
 
@@ -445,7 +445,7 @@ class Patchwork:
             patches_in_order.append(self.patches[positions])
             position = positions.stop
         patches_in_order += self._given(position, size)
-        whole = call._replace(shapes=[self.shape])
+        whole = call.returning(self.shape)
         return concatenate(whole, patches_in_order, self.axis)
 
     def _given(self, start: int, stop: int) -> list[Floats]:
