@@ -638,7 +638,8 @@ def _runs(steps: Floats) -> list[range]:
     be 0, and positions then begin again.
     """
     runs = []
-    start, tokens = 0, len(steps) + 1
+    tokens = len(steps) + 1
+    start = 0
     while start < tokens:
         stop = start + 1
         while stop < tokens and _is_small(steps[stop - 1] - steps[start]):
@@ -694,9 +695,10 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
     coordinates is a complex number, which the rotation multiplies by `gain` e^(iθ).
     """
     half = np.arange(turned // 2)
-    ends = half, half + turned // 2
-    neighbours = 2 * half, 2 * half + 1
-    layouts = ((ends, ends), (neighbours, neighbours), (neighbours, ends))
+    halves = half, half + turned // 2  # pairs (f, f + r/2)
+    neighbours = 2 * half, 2 * half + 1  # pairs (2f, 2f + 1)
+    # the pairs before the rotation, and where it writes them
+    layouts = ((halves, halves), (neighbours, neighbours), (neighbours, halves))
     for old_pairs, new_pairs in layouts:
         old = _as_complex(before, old_pairs)
         new = _as_complex(after, new_pairs)
@@ -710,8 +712,8 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
         all_grow = turned == before.shape[-1] or abs(gain - 1) < GAIN_TOLERANCE
         if one_angle and one_gain and turned % 2 == 0 and all_grow:
             return Rotation(
-                turns,
-                gain,
+                turns=turns,
+                gain=gain,
                 interleaved=old_pairs is neighbours,
                 sorted=old_pairs is not new_pairs,
             )
