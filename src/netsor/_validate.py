@@ -525,7 +525,7 @@ def listed(argument: Any, name: str, allowed: str) -> list[Any]:
 def text(argument: Any, name: str) -> str:
     """A string that is not empty."""
     if not isinstance(argument, str) or not argument:
-        raise ArgumentError(name, argument, "a string that is not empty")
+        raise ArgumentError(name, argument, "a non-empty string")
     return argument
 
 

@@ -141,7 +141,7 @@ def _resolve_names(model: str, options: dict[str, Any], fail: bool) -> None:
         options["optimiser"] = _own_optimiser(model, options["optimiser"])
     elif fail:
         raise UsageError(
-            "--fail is for an optimiser of your own: name its function in FILE with"
+            "--fail is for your own optimiser: name its function in FILE with"
             f" --optimizer, not {options['optimiser']}"
         )
     batch = options.pop("batch")

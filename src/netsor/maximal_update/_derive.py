@@ -10,7 +10,13 @@ from typing import Any, NamedTuple
 from .._validate import ArgumentError, Shape, real, whole
 from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
-from ._measurement import Graphs, Measurement, Size, measure, repeated_groups
+from ._measurement import (
+    Graphs,
+    Measurement,
+    Size,
+    measure,
+    repeated_groups,
+)
 from ._own_optimiser import OwnOptimiser
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
@@ -20,7 +26,6 @@ from ._subject import Family, Subject
 
 WIDTHS = (64, 128, 256)
 DRAWS = 4
-FEWEST_DRAWS = 3
 TOO_FEW = ": two initialisations give intervals that decide no exponent"
 MOST_ROUNDS = 8  # of measuring and changing
 

@@ -101,7 +101,7 @@ class Parameter:
     def distribution(self) -> Distribution | None:
         """The law of an i.i.d. entry; None if it is not known exactly.
 
-        A truncated normal that only samples show has an unknown cut.
+        If a truncated normal was recognised only from samples, its cut is unknown.
         """
         if self.entries is None and self.law in ("normal", "uniform"):
             return Distribution(self.law, (self.mean, self.std))
@@ -109,7 +109,7 @@ class Parameter:
 
     @property
     def random(self) -> bool:
-        """Whether it differs from sample to sample."""
+        """Whether it varies between samples."""
         return self.law not in ("constant", "fixed")
 
     @property

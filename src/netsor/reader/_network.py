@@ -152,7 +152,7 @@ def _probe_of_logits(logits: Any, targets: Targets | None) -> Probe:
     largest_id = max(targets.words, default=0)
     if largest_id >= words:
         raise ValueError(
-            f"the id {largest_id} of a token has no logit: the head has {words}"
+            f"the token id {largest_id} has no logit: the head has {words}"
         )
     is_target = np.equal.outer(targets.words, np.arange(words))
     count = len(targets.rows)

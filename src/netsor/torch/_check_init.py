@@ -91,7 +91,7 @@ def check_init(
     rows and columns, ties and correlations. Then the module runs forward and backward
     once, and its activations, attention entropy, logits, loss and gradient norms are
     compared with draws of their exact law under the declared initialisation. Attention
-    masks are compared entry by entry. Where the forward pass cannot be read, the
+    masks are compared entry by entry. If the forward pass cannot be read, only the
     parameters are checked, and the result says so.
 
     Parameters

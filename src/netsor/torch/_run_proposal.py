@@ -38,9 +38,9 @@ class RunProposal:
     sizes : list of BatchSize
         The parts that were tried, from the smallest on.
     factor : float
-        The factor of the gradient norm that is to be detected.
+        The factor of the gradient norm to detect.
     runs : int
-        How many initialisations the check takes.
+        How many initialisations the check needs.
     tokens : int
         The tokens of the whole batch of a pass.
 
@@ -120,7 +120,7 @@ def propose_batch(
     Parameters
     ----------
     factor : float
-        The factor that is to be detected with probability 0.9.
+        The factor to detect with probability 0.9.
 
     Returns
     -------

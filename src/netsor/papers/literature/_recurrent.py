@@ -475,9 +475,10 @@ def draw(numbers: Numbers) -> Any:
         for width, colour, density in zip(
             WIDTHS, colours, arrays["density"], strict=False
         ):
-            axes.plot(arrays["y"], density, color=colour, label=f"n = {width:,}")
+            style = {"color": colour, "ls": DOTTED, "label": f"n = {width:,}"}
+            axes.plot(arrays["y"], density, zorder=3, **style)
         limit = arrays["density"][-1]
-        axes.plot(arrays["y"], limit, color=LIMIT, ls=DOTTED, label="n = ∞")
+        axes.plot(arrays["y"], limit, color=LIMIT, lw=1.0, label="limit")
         axes.set(title=TITLES[kind], yscale="log", xlabel="output y", ylabel="density")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)
