@@ -18,7 +18,6 @@ import torch
 from ..._validate import ArgumentError, also_spelled, one_of, whole
 from ...maximal_update._derive import (
     DRAWS,
-    FEWEST_DRAWS,
     TOO_FEW,
     WIDTHS,
     derive,
@@ -26,6 +25,7 @@ from ...maximal_update._derive import (
     validated_splits,
     validated_widths,
 )
+from ...maximal_update._measurement import FEWEST_DRAWS
 from ...maximal_update._own_optimiser import OwnOptimiser
 from ...maximal_update._results import DerivedRule
 from ...maximal_update._rules import ScalingRule
