@@ -269,7 +269,7 @@ def coverage(law, values):
     """By quantity and step: the band at the level, and how many runs it holds.
 
     `p` is that of the test of Kolmogorov and Smirnov that both samples have one law;
-    None for constants.
+    None for numbers that vary by less than the tolerance.
     """
     table = {}
     for name, healthy in law.values.items():
@@ -277,7 +277,7 @@ def coverage(law, values):
         for of_law, of_runs in zip(healthy.T, values[name].T, strict=True):
             at_level = band(of_law, LEVEL, TOLERANCE)
             at_five_percent = band(of_law, 0.05, TOLERANCE)
-            is_constant = at_level.spread == 0
+            is_constant = at_level.spread < TOLERANCE
             p = None if is_constant else float(stats.ks_2samp(of_law, of_runs).pvalue)
             steps.append(
                 {
