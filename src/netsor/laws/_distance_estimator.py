@@ -609,8 +609,8 @@ def paper_kl(
     points, from draws of each.
 
     It adds 1e-12 to both estimates and normalises them by the trapezoidal rule. Its
-    noise hides divergences below about 5e-4, which `ns.kl` resolves: see
-    docs/reproduce.md.
+    noise hides divergences below about 5e-4, which `ns.kl` resolves; see "The paper
+    reproduced" in the documentation.
 
     Parameters
     ----------

@@ -70,7 +70,7 @@ class Joint(LawBase):
     mean, cov : array_like
         (replicas, entries) and (replicas, entries, entries).
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     weight : array_like, optional
         The weight of each replica; equal if None.
     log_evidence : Estimate, optional

@@ -119,7 +119,7 @@ class Distribution(ABC):
         return self._distribution(y), self._sf(y), self._density(y)
 
     def doubt(self, read: Callable[[Any], Any]) -> Any:
-        """The change of a number when the law moves by its quadrature error."""
+        """How much a number changes when the law moves by its quadrature error."""
         return combined()
 
 
@@ -135,8 +135,8 @@ class Law(LawBase, Distribution):
 
     The public methods check arguments and return plain numbers. A subclass supplies the
     private methods marked abstract, which get checked points as an array and return
-    estimates. These hold the errors of sampling; the errors of quadrature are added by
-    `doubt`, which reads every number again from slightly different laws.
+    estimates. These contain the sampling error. `doubt` adds the quadrature error: it
+    computes every number again for slightly different laws.
 
     Examples
     --------
@@ -259,10 +259,10 @@ class Law(LawBase, Distribution):
         return self._moved(error, without_error)
 
     def doubt(self, read: Callable[[Any], Any]) -> Any:
-        """The change of a number when the law moves by its quadrature error.
+        """How much a number changes when the law moves by its quadrature error.
 
-        `read` computes the number, or an array of numbers, from a law. It is the larger
-        change of each pair of `_perturbed`, and different pairs are independent.
+        `read` computes the number, or an array of numbers, from a law. Each pair of
+        laws in `_perturbed` contributes its larger change; the pairs are independent.
         """
         if not self._perturbed:
             return combined()

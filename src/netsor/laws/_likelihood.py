@@ -79,7 +79,7 @@ def checked_data(
     """
     if not isinstance(observed, Mapping) or not observed:
         raise LawError(
-            operation, "observed", observed, "a mapping {entry: value}, not empty"
+            operation, "observed", observed, "a non-empty mapping {entry: value}"
         )
     data: dict[int, float] = {}
     for entry, value in observed.items():

@@ -65,13 +65,13 @@ class Mixture(Components, Law):
         The mean and the variance of each component, or one for all; a component of
         variance 0 is a point.
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     weight : array_like, optional
         The weight of each component.
     count : array_like, optional
         The number of replicas that each component represents, instead of weights.
     binning : float
-        With `count`, the error of the density that this causes, relative to its largest
+        With `count`, the error of the density due to binning, relative to its largest
         value.
 
     Examples

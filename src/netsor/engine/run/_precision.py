@@ -490,8 +490,9 @@ def _check_frequent(
     worst = int(np.argmax(excess))
     if excess[worst] > 0:
         raise _inaccurate(
-            f"an output is {values[worst]:.3g} in {share[worst]:.2g} of its draws, and"
-            f" near it in {nearby[worst] / draws:.2g} of those in double precision"
+            f"a share of {share[worst]:.2g} of the draws of an output equal"
+            f" {values[worst]:.3g}, but in double precision only"
+            f" {nearby[worst] / draws:.2g} are near this value"
         )
 
 

@@ -118,7 +118,7 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
     if any(is_bool(index) and not np.ndim(index) for index in indices):
         raise TraceIndexError(
             operation,
-            f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
+            f"index {shown(key)} on shape {shape}: None adds an axis, booleans do not",
         )
     check_enumerable(shape, operation)
     try:

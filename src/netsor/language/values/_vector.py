@@ -108,8 +108,8 @@ class Vector(Value):
         if isinstance(other, Vector):
             raise TraceError(
                 "/",
-                "a vector is divided by numbers or scalars; for coordinates use"
-                " ns.nonlin",
+                "a vector can be divided only by numbers or scalars; for coordinates"
+                " use ns.nonlin",
             )
         return self * reciprocal(other)
 

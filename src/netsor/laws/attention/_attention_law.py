@@ -176,8 +176,8 @@ class Attention:
         if largest_score == 0 and at_zero @ keys @ at_zero <= 1e-14 * largest_key:
             raise TraceError(
                 "law",
-                "sigma_q, sigma_k or kernel make all scores 0, where the function makes"
-                f" the tokens that token={token} sees cancel: it has no density",
+                "sigma_q, sigma_k or kernel make all scores 0, and the function then"
+                f" cancels the tokens that token={token} sees: it has no density",
             )
         origin = Provenance("proved", "convolution over heads at infinite width")
         head = lazy_head(scores, values=keys, function=self.function, points=points)

@@ -69,7 +69,7 @@ class HeadSum(Law):
     scale : float
         σ_O²σ_V².
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     mixture : Mixture or callable, optional
         The same law over replicas of the engine, which couples it with other widths; or
         a function that makes it.
