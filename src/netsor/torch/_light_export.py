@@ -23,10 +23,15 @@ from torch.utils import _pytree
 @contextmanager
 def light_export() -> Iterator[None]:
     """A context in which `torch.export` does less."""
+    # other versions of PyTorch may have other private names: nothing reads these then
+    of_tensors = mock.patch.object(
+        proxy_tensor, "_extract_tensor_metadata", _no_metadata, create=True
+    )
+    of_trees = mock.patch.object(_trace, "pytree", _Trees(), create=True)
     with (
         _use_lazy_graph_module(should_use=True),
-        mock.patch.object(proxy_tensor, "_extract_tensor_metadata", _no_metadata),
-        mock.patch.object(_trace, "pytree", _Trees()),
+        of_tensors,
+        of_trees,
         _bindings_replaced_if_any(),
     ):
         yield
@@ -45,7 +50,9 @@ class _Trees:
     def __getattr__(self, name: str) -> Any:
         return getattr(_pytree, name)
 
-    def tree_map(self, function: Any, tree: Any, *rest: Any, **options: Any) -> Any:
+    def tree_map(
+        self, function: Callable[[Any], Any], tree: Any, *rest: Any, **options: Any
+    ) -> Any:
         """The results of a function for all leaves of a tree."""
         if function is self._of_name and _is_stack(tree):
             return {key: tuple(map(function, pair)) for key, pair in tree.items()}
