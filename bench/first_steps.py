@@ -438,8 +438,8 @@ def sentences(document):
     smallest_p = min(step["p"] for step in numbers)
     paragraphs = (
         "That comparison was left out after the run had shown it. So"
-        " `bench/first_steps.py` repeats the run, with settings and a criterion that were"
-        f" fixed before. It trains a GPT-2 of {millions:.1f} million"
+        " `bench/first_steps.py` repeats the run, with settings and a criterion that"
+        f" were fixed before. It trains a GPT-2 of {millions:.1f} million"
         f" parameters in nanoGPT's way (`bench/nanogpt.py`) from {runs} seeds for steps"
         f" 0 to {document['steps']}: AdamW with a warm-up, clipping,"
         f" {document['accumulation']} accumulated passes, {tokens:,} tokens a step from"
