@@ -70,6 +70,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{plural}"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share in per cent: `10 %`, or `9.5 %` with one digit."""
+    return f"{100 * share:.{digits}f} %"
+
+
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, its value, and the text after "must
     be" in the message.

@@ -635,6 +635,7 @@ def test_smaller_batch_is_proposed():
     )
     assert proposal.ok
     chosen = proposal.sizes[-1]
+    assert chosen.runs == proposal.runs  # as many as the check takes
     assert (
         chosen.factor <= 3.0 < min([each.factor for each in proposal.sizes[:-1]] or [9])
     )
@@ -656,6 +657,7 @@ def test_smaller_batch_is_proposed():
         Bigram, sgd, IDS[:1, :8], factor=1.0001, steps=1, progress=False
     )
     assert not none.ok
+    assert none.sizes[-1].runs == none.runs
     assert none.verdict.endswith("use a larger batch")
 
 

@@ -819,7 +819,7 @@ class RunLaw:
             values = train(
                 replace(mistake.loop, steps=last),
                 self.seeds[:runs],
-                first=_runs_of(known or {}),
+                first=runs_of(known or {}),
             )
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             values = {}  # the module does not allow it
@@ -965,7 +965,7 @@ def _up_to(logged: RunLog, last: int) -> RunLog:
     return replace(logged, numbers=compared(logged, last))
 
 
-def _runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:
+def runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:
     """The numbers of each run, by name; empty without runs."""
     runs = len(next(iter(values.values()), ()))
     return [{name: numbers[k] for name, numbers in values.items()} for k in range(runs)]

@@ -82,7 +82,7 @@ def validated_splits(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
         raise ArgumentError(
             "split_sizes",
             split_sizes,
-            "left out: this optimiser moves every entry of a matrix by itself",
+            "left out: this optimiser moves each entry of a matrix separately",
         )
     allowed = "a dict of the number of parts, or a function of the width, by patterns"
     if not isinstance(split_sizes, Mapping):

@@ -393,9 +393,9 @@ class DerivedRule:
         """The depths of a check: twice those of the derivation, and four times the
         largest; none without exponents of the depth.
 
-        Changes at depth L differ from their limit by a part of order 1/L. Of two
-        layers, each is half of the network, and exponents measured from there differ by
-        more than the tolerance; doubling the depth halves the difference.
+        Changes at depth L differ from their limit by a part of order 1/L. With two
+        layers that part exceeds the tolerance, because each layer is half of the
+        network; doubling the depth halves it.
         """
         if self.depth is None:
             return ()

@@ -272,7 +272,7 @@ class Plan:
         return draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds for this many draws on one core of a current CPU."""
+        """The estimated seconds for this many draws on one core of a current CPU."""
         if self.constant:
             return 0.0
         sampling = self.replicas(draws) * self._replica_seconds
@@ -296,7 +296,7 @@ class Plan:
 
     @property
     def probing_seconds(self) -> float:
-        """Roughly the seconds to measure how errors of Gaussian expectations affect a
+        """The estimated seconds to measure how errors of Gaussian expectations affect a
         law.
 
         Every law measures this first.
@@ -329,7 +329,7 @@ class Plan:
 
     @cached_property
     def _replica_seconds(self) -> float:
-        """Roughly the seconds per replica."""
+        """The estimated seconds per replica."""
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:
