@@ -46,9 +46,14 @@ def rows_unlike_others(
 
 def _sizes_of_rows(draws: Sequence[Any]) -> list[SizeOfRows]:
     """The sizes of the numbers in each share of the rows, over all initialisations."""
+    # each row with the numbers of all initialisations
     rows = torch.stack([p.detach() for p in draws], dim=1).flatten(1)
     bounds = [round(k * len(rows) / SHARES) for k in range(SHARES + 1)]
-    return [_size(rows[start:stop].square()) for start, stop in pairwise(bounds)]
+    sizes = []
+    for start, stop in pairwise(bounds):
+        squares = rows[start:stop].square()
+        sizes.append(_size(squares))
+    return sizes
 
 
 def _size(squares: Any) -> SizeOfRows:
@@ -62,6 +67,7 @@ def _size(squares: Any) -> SizeOfRows:
 
 def multiply_rows(p: Any, rows: UnlikeRows, width: float) -> None:
     """Multiply rows of a parameter by their power of the width, in place."""
-    start, stop = round(rows.part.start * len(p)), round(rows.part.stop * len(p))
+    start = round(rows.part.start * len(p))
+    stop = round(rows.part.stop * len(p))
     with torch.no_grad():
         p[start:stop] *= width**rows.exponent
