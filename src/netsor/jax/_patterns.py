@@ -266,7 +266,9 @@ class Joiner:
         """
         node = _stripped(node)
         if target == "div":
-            return (self._eps(node.args[0], x) if _is(node, "sqrt") else None), None
+            if _is(node, "sqrt"):
+                return self._eps(node.args[0], x), None
+            return None, None
         if _is(node, "rsqrt"):
             return self._eps(node.args[0], x), None
         if _is(node, "mul"):
