@@ -172,7 +172,8 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     if p.singular.value > 0:
         return Estimate(math.inf, 0.0, sources)
     y = p.rvs(DRAWS, seed)
-    value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
+    log_ratio = np.asarray(p.logpdf(y) - q.logpdf(y))
+    value, error = Replicas(DRAWS).average(log_ratio)
     noise_of_p = _relative_noise(p, y)
     noise_of_q = _relative_noise(q, y)
     # the mean of log(1 + ε) is −½ Var[ε]

@@ -240,7 +240,8 @@ class Law(LawBase, Distribution):
         far = (relative >= 1) | (self._density(y) <= MIN_DENSITY)
         # f may be f (1 + relative error), or at most about 1 if nothing is known
         known = np.log1p(relative)
-        return np.where(far, np.minimum(known, np.abs(self._logpdf(y))), 0.0)
+        unknown = np.abs(self._logpdf(y))
+        return np.where(far, np.minimum(known, unknown), 0.0)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles, or with `upper` the inverse of P(Y > y)."""
@@ -444,9 +445,11 @@ def _named_moments(law: Law | WithError, moments: str) -> Any:
     is_text = isinstance(moments, str) and bool(moments)
     if not is_text or not set(moments) <= set(MOMENTS):
         raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-    # in the order of the table, as in scipy
-    names = [name for letter, name in MOMENTS.items() if letter in moments]
-    numbers = [getattr(law, name)() for name in names]
+    numbers = []
+    for letter, name in MOMENTS.items():  # in the order of the table, as in scipy
+        if letter in moments:
+            moment = getattr(law, name)
+            numbers.append(moment())
     return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 

@@ -48,15 +48,16 @@ class ProgramText(NamedTuple):
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
     """The program as it is evaluated: one line per operation, with kind and shape."""
     head, rows, last = parts(name, outputs, probes)
-    equations = [equation for equation, _, _ in rows]
-    kinds = [kind for _, kind, _ in rows]
-    equation_width = max(map(len, equations), default=0)
-    kind_width = max(map(len, kinds), default=0)
-    lines = []
+    equation_width = 0
+    kind_width = 0
+    for equation, kind, _ in rows:
+        equation_width = max(equation_width, len(equation))
+        kind_width = max(kind_width, len(kind))
+    lines = [head]
     for equation, kind, shape in rows:
         line = f"  {equation:{equation_width}}   {kind:{kind_width}}   {shape}"
         lines.append(line.rstrip())
-    return "\n".join([head, *lines, last])
+    return "\n".join([*lines, last])
 
 
 def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> ProgramText:
