@@ -301,8 +301,10 @@ class Joiner:
         if _is(node, "mean"):
             return self._is_mean_of_squared_deviations(node, x)
         if _is(node, "sub"):
-            mean_of_squares, square_of_mean = (_stripped(y) for y in node.args)
-            return self._is_difference_of_squares(mean_of_squares, square_of_mean, x)
+            minuend, subtrahend = node.args
+            return self._is_difference_of_squares(
+                _stripped(minuend), _stripped(subtrahend), x
+            )
         return False
 
     def _is_mean_of_squared_deviations(self, mean: Node, x: Node) -> bool:

@@ -28,18 +28,20 @@ def rows_unlike_others(
     parameters whose first axis grows are fused.
     """
     ends = (widths[0], widths[-1])
-    modules = [[new(width, k) for k in range(draws)] for width in ends]
-    first, last = (
-        [parameters_of(module) for module in of_width] for of_width in modules
-    )
+    # by width, of each initialisation: the parameters by name
+    parameters = [
+        [parameters_of(new(width, k)) for k in range(draws)] for width in ends
+    ]
+    narrow = parameters[0][0]
+    wide = parameters[1][0]
     fused = [
         name
-        for name, p in first[0].items()
-        if p.ndim > 1 and name in last[0] and SHARES <= len(p) < len(last[0][name])
+        for name, p in narrow.items()
+        if p.ndim > 1 and name in wide and SHARES <= len(p) < len(wide[name])
     ]
     sizes = [
         {name: _sizes_of_rows([draw[name] for draw in of_width]) for name in fused}
-        for of_width in (first, last)
+        for of_width in parameters
     ]
     return unlike_rows(sizes, ends)
 
