@@ -245,10 +245,10 @@ class ResidualBlock(nnx.Module):
 
 class ResNet(nnx.Module):
     def __init__(self, rngs):
-        self.stem = nnx.Conv(3, 16, (3, 3), use_bias=False, rngs=rngs)
-        sizes = [(16, 16, 1), (16, 16, 1), (16, 32, 2), (32, 32, 1)]
+        self.stem = nnx.Conv(3, 12, (3, 3), use_bias=False, rngs=rngs)
+        sizes = [(12, 12, 1), (12, 24, 2), (24, 24, 1)]
         self.layers = nnx.List([ResidualBlock(*size, rngs=rngs) for size in sizes])
-        self.head = nnx.Linear(32, 5, rngs=rngs)
+        self.head = nnx.Linear(24, 5, rngs=rngs)
 
     def __call__(self, images):
         x = nnx.relu(self.stem(images))

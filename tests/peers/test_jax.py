@@ -45,7 +45,8 @@ def real_quantities(model, inputs, net, count):
         return run(dict(zip(parts.leaves.names, leaves, strict=True)))
 
     keys = jax.random.split(jax.random.key(3), count)
-    results = jax.device_get(jax.jit(jax.vmap(one_pass))(keys))
+    # one after the other: convolutions with a kernel for each draw are slow
+    results = jax.device_get(jax.jit(lambda keys: jax.lax.map(one_pass, keys))(keys))
     rows = []
     for k in range(count):
         one = jax.tree.map(lambda x, k=k: x[k], results)
