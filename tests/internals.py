@@ -664,7 +664,9 @@ _NAMES = {
     ),
     "netsor.maximal_update._measurement": (
         "_pooled",
+        "_products as products_of_draws",
         "aligned_updates",
+        "fits_of",
         "repeated_groups",
     ),
     "netsor.maximal_update._own_optimiser": ("OwnOptimiser", "Settings"),

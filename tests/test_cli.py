@@ -203,10 +203,7 @@ BAD_OPTIONS = {
         "law",
         "--plot",
         "nowhere/x.png",
-    ): (
-        "--plot 'nowhere/x.png' must be in a folder that can be written to: No such"
-        " file"
-    ),
+    ): ("--plot 'nowhere/x.png' must be in a writable folder: No such file"),
     ("law", "--width", "8", "--infinite-heads"): "--infinite-heads needs --width inf",
     (
         "law",
@@ -299,7 +296,11 @@ BAD_OPTIONS = {
     ("law", "--mask", "none"): "'--mask': 'none' is not",
     ("law", "--bind", "n=4"): "--bind n=4 needs a FILE:PROGRAM",
     ("law", "--arg", "n=4"): "--arg n=4 needs a FILE:PROGRAM",
-    ("law", "--plot", "/proc/x.png"): "--plot '/proc/x.png' must be in a folder that",
+    (
+        "law",
+        "--plot",
+        "/proc/x.png",
+    ): "--plot '/proc/x.png' must be in a writable folder",
     ("law", "--plot", ""): "--plot '' must name a file",
     ("reproduce", "--out", ""): "--out '' must name a folder; for this one give '.'",
     ("reproduce", "--workers", "10000"): "'10000' must be an integer from 1 to 1,024",
@@ -323,7 +324,7 @@ BAD_OPTIONS = {
         "reproduce",
         "--out",
         "/proc/x",
-    ): "--out '/proc/x' must be a folder that can be written to",
+    ): "--out '/proc/x' must be a writable folder",
     ("reproduce", "9z"): "FIGURE '9z' must be one of",
 }
 
@@ -477,7 +478,7 @@ def test_internal_error_asks_for_report_in_one_line(monkeypatch):
     result = netsor("law")
     assert result.returncode == 1
     assert result.stderr.startswith(
-        "netsor: an error of netsor itself, please report it: KeyError at"
+        "netsor: an internal error of netsor, please report it: KeyError at"
         " cli/_subject.py:"
     )
     assert result.stderr.count("\n") == 1
@@ -492,7 +493,7 @@ def test_internal_error_asks_for_report_in_one_line(monkeypatch):
             OSError(28, "No space left"),
             "a file cannot be read or written: [Errno 28] No space left",
         ),
-        (ValueError("two\nlines"), "an error of netsor itself"),  # not raised by us
+        (ValueError("two\nlines"), "an internal error of netsor"),  # not raised by us
     ],
 )
 def test_library_and_system_errors_end_in_one_line(error, said, monkeypatch):

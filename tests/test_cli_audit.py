@@ -278,7 +278,7 @@ def test_fail_on_flagged_rule_exits_with_3(folder):
     absent = netsor(*sharp, "--fail-on", "limit", cwd=folder)
     assert (absent.returncode, absent.stderr.count("\n")) == (2, 1)
     assert absent.stderr.startswith(
-        "netsor: --fail-on 'limit': limit is not measured of tiny"
+        "netsor: --fail-on 'limit': limit was not measured for tiny"
     )
     open_ = netsor(
         "audit",
@@ -439,19 +439,19 @@ BAD = {
         "--no-gradients",
         "--fail-on",
         "exploding",
-    ): "exploding is not measured of tiny",
+    ): "exploding was not measured for tiny",
     (
         "tiny.json",
         "--fail-on",
         "load",
-    ): "--fail-on 'load': load is not measured of tiny: no block chooses among experts",
+    ): "--fail-on 'load': load was not measured for tiny: no block chooses among experts",
     (
         "tiny.json",
         "--set",
         "vocabulary=none",
         "--fail-on",
         "loss",
-    ): "loss is not measured of tiny, vocabulary=none: th",
+    ): "loss was not measured for tiny, vocabulary=none: th",
     ("tiny.json", "--baseline", ""): "--baseline '' must name a file",
     (
         "tiny.json",
@@ -550,7 +550,7 @@ BAD = {
         "tiny.json",
         "--out",
         "tiny.json",
-    ): "--out 'tiny.json' must be a folder that can be written to",
+    ): "--out 'tiny.json' must be a writable folder",
     (
         "tiny.json",
         "--out",
@@ -571,9 +571,9 @@ BAD = {
         "tiny.json",
         "--out",
         "a" * 300,
-    ): "a' must be a folder that can be written to: File name too long\n",
+    ): "a' must be a writable folder: File name too long\n",
     ("b" * 300,): (
-        "must be the path of a file that can be read (File name too long), or the name"
+        "must be the path of a readable file (File name too long), or the name"
         " of a built-in model"
     ),
     (

@@ -236,7 +236,7 @@ def test_audit_reports_unavailable_limit(folder, monkeypatch):
     gate = netsor(*SMALL, "--fail-on", "limit", cwd=folder)  # before anything is drawn
     assert (gate.returncode, gate.stderr.count("\n")) == (2, 1)
     assert (
-        "limit is not measured of tiny: infinite width has no limit: the scores"
+        "limit was not measured for tiny: infinite width has no limit: the scores"
         " diverge\n" in gate.stderr
     )
     assert "infinite width has no limit: the scores diverge" in " ".join(

@@ -51,6 +51,9 @@ def no_loss(n):
 def text(n):
     return "no program"
 
+def triple(n):
+    return net(n), 0.1, 0.2
+
 def alone():
     return net(4)
 
@@ -378,6 +381,10 @@ def test_coord_check_bad_options_end_in_one_line(folder, options, said):
         (
             ["mine.py:text", "--lr", "1", "--widths", "4,8"],
             "that returns a Program, not",
+        ),
+        (
+            ["mine.py:triple", "--lr", "1", "--widths", "4,8"],
+            "that returns a Program, not (",
         ),
         (["gpt3"], "must be the path of a file"),
     ],

@@ -93,11 +93,11 @@ def test_audit_of_program(tmp_path, monkeypatch):
         ),
         (
             ("--bind", "n=8", "--fail-on", "rank,loss"),
-            "--fail-on 'rank,loss': loss is not measured of net(",
+            "--fail-on 'rank,loss': loss was not measured for net(",
         ),
         (
             ("--bind", "n=8", "--fail-on", "entropy"),
-            "--fail-on 'entropy': entropy is not measured of net(",
+            "--fail-on 'entropy': entropy was not measured for net(",
         ),
         (
             ("--bind", "n=8", "--fail-on", "branches"),

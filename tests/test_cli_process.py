@@ -342,7 +342,7 @@ def test_removed_working_folder_ends_in_one_line(tmp_path):
         (
             ["reproduce", "1b", "--quick"],
             2,
-            "--out 'results' must be a folder that can be written to",
+            "--out 'results' must be a writable folder",
         ),
     ):
         gone.mkdir()

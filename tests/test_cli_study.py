@@ -146,7 +146,7 @@ def test_unwritable_out_is_reported():
     full = OSError(28, "No space left on device")
     with pytest.raises(
         click.UsageError,
-        match="--out 'out' must be a folder that can be written to: No space left",
+        match="--out 'out' must be a writable folder: No space left",
     ):
         run(Request(out=Path("out")), prepare=fails(full))
     with pytest.raises(OSError, match="No space"):

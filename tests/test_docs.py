@@ -248,6 +248,18 @@ def test_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
+@pytest.mark.parametrize("name", ["theory.md", "literature.md"])
+def test_paragraphs_are_short(name):
+    """A formula in a line counts by its spaces, so that the count is rather high."""
+    text = (ROOT / "docs" / name).read_text()
+    text = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    paragraphs = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text)
+    prose = [part for part in paragraphs if not part.lstrip().startswith("|")]
+    assert len(prose) > 50
+    long = {part[:60]: len(part.split()) for part in prose if len(part.split()) > 120}
+    assert long == {}
+
+
 @pytest.mark.parametrize(
     "name", sorted({command.name for command in cli.commands.values()})
 )

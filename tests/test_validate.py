@@ -221,9 +221,9 @@ def test_arguments_are_shown_in_one_short_line():
 def test_bool_index_raises():
     x, w = ns.gaussian(n, (2, 3)), ns.weight(n, n, 2)
     for key in (True, False, np.True_, np.array(True), (0, True)):
-        with pytest.raises(IndexError, match="None adds an axis, no bool does"):
+        with pytest.raises(IndexError, match="None adds an axis, booleans do not"):
             x[key]
-        with pytest.raises(IndexError, match="None adds an axis, no bool does"):
+        with pytest.raises(IndexError, match="None adds an axis, booleans do not"):
             w[key]
     mask = np.array([[True, False, True], [False, False, True]])
     assert x[mask].op.flat.tolist() == np.arange(6).reshape(2, 3)[mask].tolist()

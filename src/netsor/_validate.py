@@ -70,6 +70,11 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{plural}"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """A share in per cent: `10 %`, or `9.5 %` with one digit."""
+    return f"{100 * share:.{digits}f} %"
+
+
 class ArgumentError(ValueError):
     """An argument that is not allowed: its name, its value, and the text after "must
     be" in the message.
@@ -525,7 +530,7 @@ def listed(argument: Any, name: str, allowed: str) -> list[Any]:
 def text(argument: Any, name: str) -> str:
     """A string that is not empty."""
     if not isinstance(argument, str) or not argument:
-        raise ArgumentError(name, argument, "a string that is not empty")
+        raise ArgumentError(name, argument, "a non-empty string")
     return argument
 
 

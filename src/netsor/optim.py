@@ -43,7 +43,7 @@ ADJUSTMENTS: dict[str, Callable[[float, float], float]] = {
 class Rates(NamedTuple):
     """The numbers of one step for one parameter.
 
-    All but `eps` may be scalars of the program, and then are of its kind.
+    All but `eps` may be scalars of the program.
     """
 
     lr: Any
@@ -53,7 +53,9 @@ class Rates(NamedTuple):
 
 
 class Arithmetic(Protocol):
-    """What an update may do to one kind of parameter, besides sums and multiples."""
+    """Operations that an update may apply to one kind of parameter, besides sums and
+    multiples.
+    """
 
     def elementwise(self, f: Callable[..., Array], *parameters: Any) -> Any:
         """Apply a function to each entry."""
@@ -537,8 +539,8 @@ def _are_triples(array: npt.NDArray[np.float64]) -> bool:
 
 
 class FirstStep(Protocol):
-    """A function that makes the optimiser without memory that a name stands for in
-    `ns.step`, from its options; it ignores those that the optimiser does not have.
+    """A function that makes the optimiser without memory for a name in `ns.step` from
+    its options. It ignores options that the optimiser does not have.
     """
 
     def __call__(
@@ -561,7 +563,7 @@ class Exponents(NamedTuple):
 
 
 class NamedOptimiser(NamedTuple):
-    """What commands and studies know about an optimiser that has a name."""
+    """What commands and studies need to know about an optimiser that has a name."""
 
     kind: type[Optimiser]  # whose class variables say what it needs
     first_step: FirstStep  # the optimiser without memory

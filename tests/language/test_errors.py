@@ -133,7 +133,7 @@ CASES = {
     ),
     "divide by vector": (
         lambda: x() / x(),
-        "/: a vector is divided by numbers or scalars",
+        "/: a vector can be divided only by numbers or scalars",
     ),
     "power": (lambda: x() ** 2, r"\*\*: is for scalars: write x \* x"),
     "divide by zero": (lambda: x() / 0.0, "/: division by zero"),

@@ -144,7 +144,7 @@ def test_distances_are_between_laws_of_one_variable():
         ns.kl(joint, gaussian(1.0))
     with pytest.raises(
         ns.LawError,
-        match=r"between laws of one variable, got <Joint.*take an entry, law\[i\]",
+        match=r"compares laws of one variable, got <Joint.*take an entry, law\[i\]",
     ):
         ns.total_variation(joint, gaussian(1.0))
 

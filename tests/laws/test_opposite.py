@@ -67,7 +67,7 @@ def test_density_of_replicas_that_diverges_has_no_error():
 
 def test_tokens_that_cancel_have_no_density():
     with pytest.raises(
-        TraceError, match="the tokens that token=0 sees cancel: it has no density"
+        TraceError, match="cancels the tokens that token=0 sees: it has no density"
     ):
         layer(-1.0, sigma_q=0.0).law(heads=1)
     assert layer(-0.5, sigma_q=0.0).law(heads=1).var() == pytest.approx(0.25)

@@ -349,8 +349,10 @@ def _summary(rows: list[Row]) -> list[str]:
         ]
         read = [row for row in exported if row.status == READ]
         audited = [row for row in read if row.audit == "yes"]
-        share = f" ({len(read) / len(exported):.0%})" if exported else ""
-        share_audited = f" ({len(audited) / len(exported):.0%})" if exported else ""
+        share = f" ({100 * len(read) / len(exported):.0f} %)" if exported else ""
+        share_audited = (
+            f" ({100 * len(audited) / len(exported):.0f} %)" if exported else ""
+        )
         lines.append(
             f"| {title} | {len(of_kind)} | {len(exported)} | {len(read)}{share} |"
             f" {len(audited)}{share_audited} |"

@@ -100,8 +100,9 @@ class NanoGPT(nn.Module):
 def rotated(x, base=10000.0):
     """Rotary positions of (batch, heads, tokens, d), by halves."""
     d, tokens = x.shape[-1], x.shape[-2]
-    frequencies = base ** (-torch.arange(0, d, 2, dtype=x.dtype) / d)
-    angles = torch.outer(torch.arange(tokens, dtype=x.dtype), frequencies)
+    like_x = {"dtype": x.dtype, "device": x.device}
+    frequencies = base ** (-torch.arange(0, d, 2, **like_x) / d)
+    angles = torch.outer(torch.arange(tokens, **like_x), frequencies)
     cos, sin = angles.cos().repeat(1, 2), angles.sin().repeat(1, 2)
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
@@ -110,8 +111,13 @@ def rotated(x, base=10000.0):
 def causal(scores):
     """Scores with later tokens masked."""
     tokens = scores.shape[-1]
-    later = torch.triu(torch.ones(tokens, tokens, dtype=torch.bool), 1)
-    return scores.masked_fill(later, float("-inf"))
+    return scores.masked_fill(later(tokens, scores.device), float("-inf"))
+
+
+def later(tokens, device):
+    """Which tokens come after each token."""
+    ones = torch.ones(tokens, tokens, dtype=torch.bool, device=device)
+    return torch.triu(ones, 1)
 
 
 class RotaryAttention(nn.Module):
@@ -301,10 +307,8 @@ class Mamba2(nn.Module):
         x = x.view(batch, tokens, self.heads, self.p)
         dt = F.softplus(dt + self.dt_bias)
         decay = (dt * -self.A_log.exp()).cumsum(dim=1).transpose(1, 2)
-        later = torch.triu(torch.ones(tokens, tokens, dtype=torch.bool), 1)
-        between = (decay[..., :, None] - decay[..., None, :]).masked_fill(
-            later, float("-inf")
-        )
+        between = decay[..., :, None] - decay[..., None, :]
+        between = between.masked_fill(later(tokens, u.device), float("-inf"))
         weights = (c @ b.transpose(1, 2))[:, None] * between.exp()
         y = torch.einsum("bhts,bshp->bthp", weights, x * dt[..., None])
         y = (y + self.D[:, None] * x).reshape(batch, tokens, self.inner)

@@ -257,7 +257,7 @@ def test_check_init_of_a_checkpoint_uses_the_factory(tmp_path):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "cut.safetensors")
     _write(tmp_path / "less.safetensors", {"embed.weight": made.embed.weight})
     with pytest.raises(
-        ValueError, match=r"weights=.* must be a file that can be read: No such file"
+        ValueError, match=r"weights=.* must be a readable file: No such file"
     ):
         ns.torch.check_init(Decoder, IDS, weights=tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match=r"a file with the parameter head\.weight"):

@@ -635,6 +635,7 @@ def test_smaller_batch_is_proposed():
     )
     assert proposal.ok
     chosen = proposal.sizes[-1]
+    assert chosen.runs == proposal.runs  # as many as the check takes
     assert (
         chosen.factor <= 3.0 < min([each.factor for each in proposal.sizes[:-1]] or [9])
     )
@@ -656,6 +657,7 @@ def test_smaller_batch_is_proposed():
         Bigram, sgd, IDS[:1, :8], factor=1.0001, steps=1, progress=False
     )
     assert not none.ok
+    assert none.sizes[-1].runs == none.runs
     assert none.verdict.endswith("use a larger batch")
 
 
@@ -770,7 +772,7 @@ def roundings_of_rates(*rates):
         ([{"step": 10, "loss": 1.0}], r"begins at step 10, .*\(--first-step\)"),
         ([{"step": -1, "loss": 1.0}], "begins at step -1, "),
         ([], "must be a file, a list of mappings"),
-        ("none.csv", "a file that can be read: No such file"),
+        ("none.csv", "a readable file: No such file"),
         ("run-1.wandb", r"export the history, .*to_csv"),
         ("run.xlsx", "must be a .csv, .tsv or .jsonl file"),
         ("broken.jsonl", "line 2 of .* is not valid JSON"),
@@ -846,12 +848,12 @@ def test_command_exits_with_3_and_names_the_number(tmp_path, monkeypatch):
     assert wrong.returncode == 3
     assert wrong.stdout.startswith("FLAG: step 0 loss 9.9, expected 3.")
     for extra, message in (
-        ([], "--log FILE or --propose must be given, and not both"),
+        ([], "--log FILE or --propose must be given, but not both"),
         (["--log", "run.csv", "--batch", "batch.txt"], "must be a .pt, .npy or"),
         (["--log", "run.csv", "--column", "speed=x"], "with one of loss, grad_norm"),
         (["--log", "run.csv", "--loss", "net.py"], "must be FILE:FUNCTION"),
         (["--log", "run.csv", "--arg", "width=-1"], "cannot be built"),
-        (["--log", "none.csv"], "a file that can be read: No such file"),
+        (["--log", "none.csv"], "a readable file: No such file"),
         (
             ["--log", "run.csv", "--loss", "net.py:no"],
             "--loss 'net.py:no': PROGRAM 'no' ",

@@ -406,7 +406,7 @@ WRONG = {
     "an ending": (["--out", "rule.txt"], "--out 'rule.txt' must end in .py"),
     "an ending of TOML": (["--toml", "rule.py"], "--toml 'rule.py' must end in .toml"),
     "a folder": (["--out", "folder.py"], "must be a file, not a folder"),
-    "--fail alone": (["--fail"], "--fail is for an optimiser of your own"),
+    "--fail alone": (["--fail"], "--fail is for your own optimiser"),
     "two draws": (["--draws", "2"], "3 or more: two initialisations"),
     "no such function": (["--optimizer", "none"], "none"),
     "no such optimiser": (["--optimizer", "a b"], "must be one of adamw"),

@@ -238,6 +238,13 @@ def test_width_with_other_operations_is_named():
         derive(shallow("experts"), widths=[32, 64])
 
 
+def test_expert_without_tokens_is_refused():
+    """Two tokens choose two of four experts each: in some draws nobody chooses one."""
+    ids = torch.tensor([[1, 2]])
+    with pytest.raises(ns.torch.UnsupportedError, match="all parts of the module act"):
+        derive(shallow("experts"), widths=[64, 128], batch=(ids, ids), draws=4)
+
+
 def test_too_few_draws_are_refused():
     with pytest.raises(ValueError, match="draws=2 must be an integer, 3 or more: two"):
         derive(perceptron, draws=2)

@@ -252,6 +252,57 @@ def test_class_token_behind_branches():
     assert sum(len(group["params"]) for group in groups) == len([*model.parameters()])
 
 
+class PooledViT(mup_modules.ViT):
+    """Its head reads the mean of all tokens."""
+
+    def forward(self, images):
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x).mean(dim=1))
+
+
+def change_of_stream(network, depth, std, draw):
+    """The size of the change of the stream in the middle layer, after three steps."""
+    torch.manual_seed(draw)
+    net = network(32, depth=depth)
+    with torch.no_grad():
+        net.token.mul_(std / 0.02)
+        net.positions.mul_(std / 0.02)
+    for block in net.blocks:
+        block.self_attn.register_forward_hook(lambda _, __, y: (y[0] * 2 / depth, y[1]))
+        block.linear2.register_forward_hook(lambda _, __, y: y * 2 / depth)
+    streams = []
+    middle = net.blocks[depth // 2 - 1]
+    middle.register_forward_hook(lambda _, __, y: streams.append(y.detach()))
+    pixels, classes = mup_modules.images()
+    optimiser = torch.optim.AdamW(net.parameters(), lr=2e-3, weight_decay=0.0)
+    for _ in range(3):
+        optimiser.zero_grad()
+        F.cross_entropy(net(pixels), classes).backward()
+        optimiser.step()
+    net(pixels)
+    return float((streams[-1] - streams[0]).square().mean().sqrt())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "std", "low", "high"),
+    [(mup_modules.ViT, 0.02, -0.35, -0.12), (PooledViT, 0.5, -0.1, 0.1)],
+)
+def test_drift_of_a_class_token(network, std, low, high):
+    """A class token of 0.02 consists of random branches, which add up to L^-1/2, and
+    patches reach it through these. Larger tokens and a mean of all do not drift.
+    """
+    sizes = [
+        torch.tensor([change_of_stream(network, depth, std, k) for k in range(8)])
+        for depth in (8, 32)
+    ]
+    drift = float((sizes[1].log2().mean() - sizes[0].log2().mean()) / 2)
+    assert low < drift < high
+
+
 def test_departures_of_an_own_rule():
     """One learning rate for all layers and branches of order 1, at every depth."""
     rule = derive(deep, optimiser=lambda module: torch.optim.AdamW(module.parameters()))

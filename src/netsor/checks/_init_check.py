@@ -75,7 +75,7 @@ class InitCheck:
     notes : list of str
         The omitted checks, with the reasons.
     parameters_only : bool
-        Whether only parameters were to be checked.
+        Whether the check was limited to parameters.
     other_depth : str
         A note that the reference has another number of blocks, with the remedy; "" if
         the numbers agree.
@@ -105,7 +105,7 @@ class InitCheck:
         """The result in a word.
 
         It is "FLAG" if something departs, else "incomplete" if no parameter or no pass
-        was checked, else "ok". With `parameters_only` no pass is needed.
+        was checked, else "ok". With `parameters_only`, no pass is needed.
         """
         if self.findings:
             return FLAG
@@ -146,7 +146,7 @@ class InitCheck:
     def verdict(self) -> str:
         """The status, the departures and the coverage, in one line.
 
-        Without a reference it also says what cannot be found.
+        Without a reference, it also says what cannot be detected.
         """
         status = self.status
         coverage = self.coverage

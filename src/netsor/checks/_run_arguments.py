@@ -81,7 +81,7 @@ def rows_of_each_pass(rows: int, accumulation: int) -> list[slice]:
 def unreadable_file(path: Path, error: OSError) -> ArgumentError:
     """The error for a batch whose file the system cannot read."""
     reason = error.strerror or shown(error)
-    return ArgumentError("batch", str(path), f"a file that can be read: {reason}")
+    return ArgumentError("batch", str(path), f"a readable file: {reason}")
 
 
 def malformed_file(path: Path, kind: str, error: Exception) -> ValueError:

@@ -12,10 +12,10 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -57,6 +57,7 @@ WORDS = {
     PARAMETERS: "parameter norm",
     RATE: "learning rate",
 }
+T = TypeVar("T")
 LOG = logging.getLogger("netsor")
 LONG = 5.0  # seconds: training that takes longer is announced
 MOST_SHOWN = 8  # numbers outside their bands that `print` shows
@@ -322,7 +323,7 @@ class RunCheck:
     findings : list of RunFinding
         The numbers outside their bands, in the order of steps.
     explanations : list of str or None
-        Questions that name the mistakes whose bands hold the whole log, the most
+        Questions that name the mistakes whose bands contain the whole log, the most
         probable one first; None if no hypothesis was tried.
     bands : dict of str to list of tuple of float
         By quantity and step: low, expected, high.
@@ -482,6 +483,8 @@ class RunLaw:
         The probability of a false alarm in all numbers together.
     tolerance : float
         The relative difference that is also allowed.
+    seconds : float
+        How long one run takes; 0 if this is unknown.
 
     Examples
     --------
@@ -498,6 +501,7 @@ class RunLaw:
     seeds: list[int]
     scaled: dict[str, Floats]  # of the runs whose matrices are too large by STD_FACTOR
     progress: bool = False
+    seconds: float = 0.0
     # of runs with mistakes, by the name and the question of each, and the last step
     mistaken: dict[tuple[str, str, int], dict[str, Floats]] = field(
         default_factory=dict, repr=False, compare=False
@@ -718,16 +722,14 @@ class RunLaw:
         few up to the step after it, and the best with more runs of all steps.
         """
         mistakes = self.loop.mistakes(self._departures(logged))
-        LOG.info(
-            "numbers are outside their bands: trying %s",
-            counted(len(mistakes), "mistake"),
-        )
+        self._announce_search(len(mistakes), first)
         screened = self._ordered(mistakes, logged, FEWER, first)[:MOST_SCREENED]
         last = min(first + 1, self.loop.steps)
         likely = self._ordered([tried.mistake for tried in screened], logged, FEW, last)
         best = math.inf  # of those that hold the whole log, as ordered
         confirmed = []
-        for tried in likely[:MOST_TRIED]:
+        candidates = likely[:MOST_TRIED]
+        for tried in shown_as_bar(candidates, self.progress, "likely ones", "mistake"):
             if tried.misfit > best + DECISIVE:
                 break
             values = self._with_mistake(tried.mistake, FEWEST, self.loop.steps)
@@ -741,13 +743,28 @@ class RunLaw:
             named = [mistake for mistake in named if mistake.cost < FITTED]
         return list(dict.fromkeys(mistake.question for mistake in named))
 
+    def _announce_search(self, mistakes: int, first: int) -> None:
+        """Say how many mistakes are tried, and how long that takes at most."""
+        all_steps = self.loop.steps + 1
+        screened = min(mistakes, MOST_SCREENED)
+        tried = min(mistakes, MOST_TRIED)
+        steps = mistakes * FEWER * (first + 1)
+        steps += screened * FEW * min(first + 2, all_steps)
+        steps += tried * FEWEST * all_steps
+        seconds = self.seconds * steps / all_steps
+        text = f"numbers are outside their bands: trying {counted(mistakes, 'mistake')}"
+        if seconds > LONG:
+            text += f", which takes up to about {in_time(seconds)}"
+        LOG.info("%s", text)
+
     def _ordered(
         self, mistakes: Sequence[Hypothesis], logged: RunLog, runs: int, last: int
     ) -> list[Tried]:
         """Mistakes by their misfit with a few runs up to a step, the best first."""
         beginning = _up_to(logged, last)
         possible = []
-        for mistake in mistakes:
+        title = f"mistakes, {runs} runs of each"
+        for mistake in shown_as_bar(mistakes, self.progress, title, "mistake"):
             values = self._with_mistake(mistake, runs, last)
             if values:
                 law = self._shifted(values)
@@ -791,9 +808,7 @@ class RunLaw:
             values = train(
                 replace(mistake.loop, steps=last),
                 self.seeds[:runs],
-                progress=self.progress,
-                title=mistake.name,
-                first=_runs_of(known or {}),
+                first=runs_of(known or {}),
             )
         except (RuntimeError, ValueError, TypeError, IndexError, AttributeError):
             values = {}  # the module does not allow it
@@ -937,7 +952,7 @@ def _up_to(logged: RunLog, last: int) -> RunLog:
     return replace(logged, numbers=compared(logged, last))
 
 
-def _runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:
+def runs_of(values: Mapping[str, Floats]) -> list[dict[str, Floats]]:
     """The numbers of each run, by name; empty without runs."""
     runs = len(next(iter(values.values()), ()))
     return [{name: numbers[k] for name, numbers in values.items()} for k in range(runs)]
@@ -1000,6 +1015,7 @@ def law_of_loop(
     run = loop.run(first_seed)
     start = time.monotonic()  # the first run also loads and compiles
     other_run = loop.run(second_seed)
+    seconds = time.monotonic() - start
     _refuse_fixed_seed(name, other_run, run)
     # each number is compared by itself, and given earlier ones
     runs = enough_runs(level / (2 * sum(map(len, run.values()))))
@@ -1011,7 +1027,7 @@ def law_of_loop(
             why=": fewer show no shape of the law",
         )
     seeds = seeds_of(seed, runs)
-    _announce(runs + PAIRED, seconds=time.monotonic() - start)
+    _announce(runs + PAIRED, seconds)
     values = train(loop, seeds, progress, "healthy runs", [run, other_run])
     _refuse_not_finite(values)
     return RunLaw(
@@ -1023,6 +1039,7 @@ def law_of_loop(
         seeds=seeds,
         scaled=train(loop.enlarged(), seeds[:PAIRED], progress, "power"),
         progress=progress,
+        seconds=seconds,
     )
 
 
@@ -1047,15 +1064,21 @@ def train(
     first: Sequence[Mapping[str, Floats]] = (),
 ) -> dict[str, Floats]:
     """The numbers of several runs, (runs, steps + 1) by name; `first` are the first."""
+    runs = list(first)
+    for seed in shown_as_bar(seeds[len(runs) :], progress, title, "run"):
+        runs.append(loop.run(seed))
+    return {name: np.stack([numbers[name] for numbers in runs]) for name in runs[0]}
+
+
+def shown_as_bar(
+    items: Sequence[T], progress: bool, title: str, unit: str
+) -> Iterable[T]:
+    """The items; a bar on a terminal shows how many are done, if `progress`."""
     from tqdm import tqdm  # slow to import
 
     hidden = None if progress else True  # None: shown on a terminal
-    runs = list(first)
-    for seed in tqdm(
-        seeds[len(runs) :], desc=title, unit="run", leave=False, disable=hidden
-    ):
-        runs.append(loop.run(seed))
-    return {name: np.stack([numbers[name] for numbers in runs]) for name in runs[0]}
+    bar: Iterable[T] = tqdm(items, desc=title, unit=unit, leave=False, disable=hidden)
+    return bar
 
 
 def _refuse_fixed_seed(

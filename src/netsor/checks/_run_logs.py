@@ -324,9 +324,7 @@ def _read(path: Path) -> list[Row]:
         text = content(path, LARGEST)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise ArgumentError(
-            "log", str(path), f"a file that can be read: {reason}"
-        ) from None
+        raise ArgumentError("log", str(path), f"a readable file: {reason}") from None
     if path.suffix == ".json":
         return _of_trainer_state(text, path)
     if path.suffix in (".jsonl", ".ndjson"):

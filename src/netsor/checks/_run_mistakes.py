@@ -127,7 +127,8 @@ def mistakes_of_clipping(
     if loop.clip is None:
         yield Hypothesis(
             "clipped",
-            f"are gradients clipped to {USUAL_CLIP:g}? Then pass clip={USUAL_CLIP:g}",
+            f"are gradients clipped to {USUAL_CLIP:g}? Then pass clip={USUAL_CLIP:g}"
+            f" (--clip {USUAL_CLIP:g})",
             replace(loop, clip=USUAL_CLIP),
         )
         return

@@ -162,7 +162,7 @@ def _check_files(log: str | None, batches: Sequence[str], propose: bool) -> None
     """Require a log or --propose, and names of files that can be opened."""
     if propose == (log is not None):
         raise UsageError(
-            "--log FILE or --propose must be given, and not both:"
+            "--log FILE or --propose must be given, but not both:"
             " ns.torch.Recorder(model, optimizer) records FILE in your loop, and"
             " --propose says which part of the batch is enough"
         )

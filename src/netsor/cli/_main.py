@@ -162,7 +162,7 @@ def _report_unexpected(error: BaseException) -> bool:
         echo_error(f"FILE:PROGRAM failed: {described}")
         return True
     echo_error(
-        f"an error of netsor itself, please report it: {type(error).__name__}"
+        f"an internal error of netsor, please report it: {type(error).__name__}"
         f" at {_last_line_of_netsor(frames)}: {one_line(error)}"
     )
     return False

@@ -422,9 +422,7 @@ def pop_place(options: dict[str, Any]) -> Place:
     if address is None:
         return Place(backend, executor_of_devices)
     if executor_of_devices is not None:
-        raise UsageError(
-            "--dask has workers of its own: leave out all but one --device"
-        )
+        raise UsageError("--dask has its own workers: leave out all but one --device")
     executor = _dask_executor(address, options.get("workers"))
     return Place(backend, executor)
 

@@ -164,8 +164,7 @@ def check_plot(plot: str | None) -> None:
             pass
     except OSError as error:
         raise UsageError(
-            f"--plot {shown(plot)} must be in a folder that can be written to:"
-            f" {reason(error)}"
+            f"--plot {shown(plot)} must be in a writable folder: {reason(error)}"
         ) from None
 
 

@@ -27,8 +27,9 @@ TOO_FEW = ": two initialisations give intervals that decide no exponent"
 OPTIMISERS = ("adamw", "adam", "sgd", "lion", "sign", "muon", "adamh", "muonh")
 OPTIMISER = (
     f"What trains the module: {', '.join(OPTIMISERS)} (the last two not for JAX). Or"
-    " the name of a function in FILE that makes your own AdamW, Adam or SGD, or of an"
-    " optimiser of optax, to find what is not maximal in it."
+    " the name of a function in FILE that makes your own AdamW, Adam or SGD, or a class"
+    " that mixes Muon and Adam, or of an optimiser of optax, to find what is not"
+    " maximal in it."
 )
 OUT_FILE = (
     "Write the rule as a file of plain PyTorch or optax.  [default: mup_FUNCTION.py"
@@ -141,7 +142,7 @@ def _resolve_names(model: str, options: dict[str, Any], fail: bool) -> None:
         options["optimiser"] = _own_optimiser(model, options["optimiser"])
     elif fail:
         raise UsageError(
-            "--fail is for an optimiser of your own: name its function in FILE with"
+            "--fail is for your own optimiser: name its function in FILE with"
             f" --optimizer, not {options['optimiser']}"
         )
     batch = options.pop("batch")

@@ -121,7 +121,7 @@ def run_study(watch: Watch, where: Place, make: Callable[[], Study[Any]]) -> Any
             raise
         out = shown(str(request.out))
         raise UsageError(
-            f"--out {out} must be a folder that can be written to: {reason(error)}"
+            f"--out {out} must be a writable folder: {reason(error)}"
         ) from None
 
 

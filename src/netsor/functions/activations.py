@@ -223,9 +223,10 @@ def _density(t: Array) -> Array:
 def _ratio(m: Array, s: Array) -> Array:
     """m/s; infinite where s is 0, or so small that a double sees no smoothing."""
     m, s = np.broadcast_arrays(m, s)
-    infinite = np.where(m > 0, np.inf, -np.inf)
     is_smoothed = np.abs(m) < 40.0 * s  # Φ(−40) = 0 in double precision
-    return np.divide(m, s, out=infinite, where=is_smoothed)
+    ratio = np.where(m > 0, np.inf, -np.inf)
+    np.divide(m, s, out=ratio, where=is_smoothed)
+    return ratio
 
 
 def _relu_smoothed(m: Array, s: Array) -> Array:
@@ -286,16 +287,24 @@ def _logistic() -> tuple[ScaledTerm, ...]:
 def _kolmogorov_density(k: Array) -> Array:
     """The density of Kolmogorov's law at points (nodes,), by the faster of two series.
 
-    They are equal: Σ ∓ 8 k j² e^(−2 j² k²), which converges fast for large k, and
-    √(2π) Σ (2q/k⁴ − 1/k²) e^(−q/k²) with q = (2j − 1)² π²/8, for small k.
+    The series over j ≥ 1 are equal. The first one converges fast for large k, the
+    second one, with q = (2j − 1)² π²/8, for small k:
+
+        8 k Σ (−1)^(j+1) j² e^(−2 j² k²)
+        √(2π) Σ e^(−q/k²) (2q/k⁴ − 1/k²)
     """
     j = np.arange(1, 40)[:, None]  # the terms of both series, (j, nodes)
+
     sign = (-1.0) ** (j + 1)
-    alternating_terms = sign * j**2 * np.exp(-2 * (j * k) ** 2)
-    for_large_k = 8 * k * np.sum(alternating_terms, axis=0)
+    decay = np.exp(-2 * (j * k) ** 2)
+    first_series = np.sum(sign * j**2 * decay, axis=0)
+    for_large_k = 8 * k * first_series
+
     q = (2 * j - 1) ** 2 * np.pi**2 / 8
-    theta_terms = np.exp(-q / k**2) * (2 * q / k**4 - 1 / k**2)
-    for_small_k = np.sqrt(2 * np.pi) * np.sum(theta_terms, axis=0)
+    decay = np.exp(-q / k**2)
+    factor = 2 * q / k**4 - 1 / k**2
+    second_series = np.sum(decay * factor, axis=0)
+    for_small_k = np.sqrt(2 * np.pi) * second_series
     return np.where(k < 0.8, for_small_k, for_large_k)
 
 
@@ -335,12 +344,19 @@ def _gelu_difference() -> tuple[Bump, ...]:
     x = np.linspace(0.0, 12.0, 1201)
     difference = GELU_TANH.f(x) - GELU.f(x)
     centres = 0.25 * np.arange(28)
-    right_bumps = np.exp(-2 * (x[:, None] - centres) ** 2)
-    left_bumps = np.exp(-2 * (x[:, None] + centres) ** 2)
+    # each bump and its mirror image have one weight
+    distance_from_right = x[:, None] - centres
+    distance_from_left = x[:, None] + centres
+    right_bumps = np.exp(-2 * distance_from_right**2)
+    left_bumps = np.exp(-2 * distance_from_left**2)
     symmetric_bumps = right_bumps + left_bumps
     weights, *_ = np.linalg.lstsq(symmetric_bumps, difference, rcond=1e-15)
-    right = [Bump(w, centre) for w, centre in zip(weights, centres, strict=True)]
-    left = [Bump(w, -centre) for w, centre in zip(weights, centres, strict=True)]
+
+    right = []
+    left = []
+    for weight, centre in zip(weights, centres, strict=True):
+        right.append(Bump(weight, centre))
+        left.append(Bump(weight, -centre))
     return (*right, *left)
 
 

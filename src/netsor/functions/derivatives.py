@@ -100,10 +100,11 @@ def _of_steps(x: Array, breaks: Row, values: Row) -> Array:
 
 def _of_steps_smoothed(m: Array, s: Array, breaks: Row, values: Row) -> Array:
     """E[f(m + s z)] = f(−∞) + Σ rise Φ((m − break)/s)."""
-    rises: Array = 0.0
+    total: Array = 0.0
     for position, rise in zip(breaks, np.diff(values), strict=True):
-        rises = rises + rise * scipy.special.ndtr(_ratio(m - position, s))
-    return values[0] + rises
+        probability = scipy.special.ndtr(_ratio(m - position, s))  # of being beyond
+        total = total + rise * probability
+    return values[0] + total
 
 
 def _steps(
@@ -188,9 +189,9 @@ def _tanh_family(
     # are 0 there, up to rounding
     limits = [0.0]
     for row in table[1:]:
-        signed = [c if j % 2 == 0 else -c for j, c in enumerate(row)]
+        with_signs = [c * (-1) ** j for j, c in enumerate(row)]
         limits.append(abs(sum(row)))  # at t = 1
-        limits.append(abs(sum(signed)))  # at t = −1
+        limits.append(abs(sum(with_signs)))  # at t = −1
     return Function(
         name,
         partial(_of_tanh, a=a, b=b, table=table),
@@ -209,10 +210,13 @@ def _table_derivative(a: float, b: float, table: Table) -> Table:
     b = 0, t (the row (0, 1)) has the derivative 1 − t².
     """
     rows = np.array(list(zip_longest(*table, fillvalue=0.0))).T  # of equal length
-    derivative = np.pad(polyder(rows, axis=0), ((0, 3), (0, 1)))
+    # ∂/∂x, with room for the powers x^2 and t^2 of t'
+    by_x = polyder(rows, axis=0)
+    derivative = np.pad(by_x, ((0, 3), (0, 1)))
+    # t' ∂/∂t: each of the four terms c x^i t^j of t' moves the coefficients of ∂/∂t by
+    # i rows and j columns
     by_t = polyder(rows, axis=1)
     height, width = by_t.shape
-    # the four terms of t', each a coefficient times x^i t^j
     for i, j, c in ((0, 0, a), (0, 2, -a), (2, 0, 3 * b), (2, 2, -3 * b)):
         derivative[i : i + height, j : j + width] += c * by_t
     # A row whose powers are all even or all odd and that is 0 at t = ±1 up to rounding
@@ -236,7 +240,8 @@ def _of_normal(x: Array, c: float, first: Row, second: Row) -> Array:
     y = _horner(x, second) * density
     if not any(first):
         return y
-    return y + _horner(x, first) * _special("ndtr", c * x)
+    probability = _special("ndtr", c * x)
+    return y + _horner(x, first) * probability
 
 
 def _normal_family(
@@ -277,7 +282,9 @@ def _derivative_of_normal(
     new_second = []
     for summands in zip_longest(c_a, derivative_of_b, minus_c2_x_b, fillvalue=0.0):
         new_second.append(sum(summands))
-    return _normal_family(name, parity, c, derivative_of_a, tuple(new_second))
+    return _normal_family(
+        name, parity, c, first=derivative_of_a, second=tuple(new_second)
+    )
 
 
 def _polynomial_derivative(coefficients: Row) -> Row:
@@ -428,10 +435,14 @@ RULES: dict[Any, Function | float | Callable[..., Function | float]] = {
     base(activations.RELU): STEP,
     base(activations.ABS): SIGN,
     base(activations.leaky_relu(0.5)): lambda name, parity, slope: _steps(
-        name, parity, (0.0,), (slope, 1.0)
+        name, parity, breaks=(0.0,), values=(slope, 1.0)
     ),
     base(activations.clip(1.0)): lambda name, parity, bound: _steps(
-        name, parity, (-bound, bound), (0.0, 1.0, 0.0), (bound,)
+        name,
+        parity,
+        breaks=(-bound, bound),
+        values=(0.0, 1.0, 0.0),
+        parameters=(bound,),
     ),
     base(activations.ERF): ERF,
     base(activations.GELU): GELU,

@@ -347,7 +347,9 @@ def _normal_between(x: Distribution) -> Distribution:
         return std * float(_special("ndtri", np.asarray(probability)))
 
     low, high = _ends(x)
-    return truncated_normal(0.0, std, transformed_end(low), transformed_end(high))
+    return truncated_normal(
+        mean=0.0, std=std, low=transformed_end(low), high=transformed_end(high)
+    )
 
 
 def _ends(x: Distribution) -> tuple[float, float]:
@@ -357,9 +359,13 @@ def _ends(x: Distribution) -> tuple[float, float]:
     if x.law == "uniform":
         mean, std = x.arguments
         half_length = math.sqrt(3.0) * std
-        ends = (mean - half_length, mean + half_length)
-        # an end at 0 is known up to rounding, and the sign of rounding counts
-        low, high = (0.0 if abs(end) < 1e-14 * half_length else end for end in ends)
+
+        def without_rounding(end: float) -> float:
+            """0 for an end that is 0 up to rounding, the sign of which would count."""
+            return 0.0 if abs(end) < 1e-14 * half_length else end
+
+        low = without_rounding(mean - half_length)
+        high = without_rounding(mean + half_length)
         return low, high
     return -math.inf, math.inf
 

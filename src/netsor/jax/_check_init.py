@@ -62,8 +62,8 @@ def check_init(
     Every parameter is tested for its mean, standard deviation, shape of distribution,
     rows and columns and correlations. Then the model runs forward and backward once,
     and its activations, attention entropy, logits, loss and gradient norms are compared
-    with draws of their exact law. Where the forward pass cannot be read, the parameters
-    are checked, and the result says so.
+    with draws of their exact law. If the forward pass cannot be read, only the
+    parameters are checked, and the result says so.
 
     Parameters
     ----------

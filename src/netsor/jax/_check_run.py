@@ -109,8 +109,8 @@ def check_run(
 ) -> RunCheck:
     """Check the first steps of a training run: does its log look as it should?
 
-    Fresh models are trained for the same steps on the same batches. They give a band
-    for the loss, the norms of gradients and updates at each step. If a logged number
+    Fresh models are trained for the same steps on the same batches. They give bands for
+    the loss and for the norms of gradients and updates at each step. If a logged number
     leaves its band, the check also trains with common mistakes, and names those that
     explain the whole log.
 
@@ -136,7 +136,8 @@ def check_run(
         The column of a quantity, such as {"grad_norm": "gnorm"}; common names are
         known.
     first_step : int, optional
-        The number that the log gives the first step; its lowest one, 0 or 1, if None.
+        The number of the first step in the log; if None, the lowest one, which must be
+        0 or 1.
     hypotheses : bool
         Whether to look for a mistake that explains the log.
     steps : int
@@ -151,8 +152,8 @@ def check_run(
     loss : callable, optional
         A function of the model's output and the inputs that returns the loss.
     initialisations : int, optional
-        The number of healthy runs; None takes as many as make the bands at most 1.5
-        times as wide as those of a known normal law.
+        The number of healthy runs; if None, enough to make the bands at most 1.5 times
+        as wide as those of a known normal law.
     level : float
         The probability with which a healthy run is flagged.
     tolerance : float

@@ -18,11 +18,13 @@ from ._models import Functions, Leaves, arrays_of, functions_of
 
 
 class Drawn(NamedTuple):
-    """The parameters of a model: their tree, their laws, and what is not a number."""
+    """The parameters of a model, their laws, and the functions that use them."""
 
     functions: Functions
     inputs: tuple[Any, ...]
-    leaves: Leaves  # the arrays are abstract
+    # The arrays are abstract, unless the user passed the parameters themselves: then
+    # they are these numbers.
+    leaves: Leaves
     laws: Parameters
 
 

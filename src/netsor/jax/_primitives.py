@@ -362,7 +362,7 @@ def _convolution(
     x, same_on_both_sides = _with_uneven_padding(call, x, padding)
     shape = tuple(call.shape[axis] for axis in layout.out_spec)
     result = convolution.convolution(
-        call._replace(shapes=[shape]),
+        call.returning(shape),
         x,
         weight=kernel,
         stride=tuple(window_strides),
@@ -416,7 +416,7 @@ def _with_uneven_padding(
         sizes = [0, 0] * axes_after + [before, after]  # from the last axis on
         shape = [*x.shape]
         shape[axis] += before + after
-        x = _padded(call._replace(shapes=[tuple(shape)]), x, sizes)
+        x = _padded(call.returning(shape), x, sizes)
     return x, tuple(remaining)
 
 

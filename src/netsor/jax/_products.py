@@ -63,7 +63,7 @@ def _by_parameter_on_the_left(
     sizes_batch = shape[:batch]
     sizes_w = shape[batch : batch + free_w]
     sizes_x = shape[batch + free_w :]
-    w_last = call._replace(shapes=[(*sizes_batch, *sizes_x, *sizes_w)])
+    w_last = call.returning((*sizes_batch, *sizes_x, *sizes_w))
     result = _by_parameter(w_last, x, of_x, w, of_w)
     axes_of_w = range(batch + free_x, batch + free_x + free_w)
     axes_of_x = range(batch, batch + free_x)
@@ -93,7 +93,7 @@ def _by_parameter(call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes) -> T
         matrix = w_in_order.viewed(Reshape((rows, summed)))
     except Refusal:
         return _by_rows(call, x, w=w_in_order, free=len(sizes_w))
-    result = arithmetic.linear(call._replace(shapes=[(*sizes_x, rows)]), x, matrix)
+    result = arithmetic.linear(call.returning((*sizes_x, rows)), x, matrix)
     return rearrangement.reshape(call, result, (*sizes_x, *sizes_w))
 
 
@@ -114,7 +114,7 @@ def _by_rows(call: Call, x: Tensor, w: Random, free: int) -> Tensor:
         refuse_if(len(summed) > 1, "a parameter whose summed axes are not in order")
         of_part = Axes(batch=(), free=tuple(range(free - 1)), summed=summed)
         shape = (*sizes_x, *part.shape[: free - 1])
-        part_call = call._replace(shapes=[shape])
+        part_call = call.returning(shape)
         products.append(_by_parameter(part_call, x, of_x, w=part, of_w=of_part))
     return rearrangement.stack(call, products, last)
 
@@ -130,7 +130,7 @@ def _by_one_for_each(
     batch_w, *other_w = of_w.batch
     axes_x = _without(of_x._replace(batch=tuple(other_x)), batch_x)
     axes_w = _without(of_w._replace(batch=tuple(other_w)), batch_w)
-    entry_call = call._replace(shapes=[call.shape[1:]])
+    entry_call = call.returning(call.shape[1:])
     products = []
     for number in range(w.shape[batch_w]):
         entry_x = _picked(call, x, axis=batch_x, number=number)
@@ -216,7 +216,7 @@ def _coordinate_by_coordinate(
     shape_y = (*batch, *ones_x, *free_y, *summed)
     factor_x = rearrangement.reshape(call, x_in_order, shape_x)
     factor_y = rearrangement.reshape(call, y_in_order, shape_y)
-    product_call = call._replace(shapes=[(*batch, *free_x, *free_y, *summed)])
+    product_call = call.returning((*batch, *free_x, *free_y, *summed))
     products = arithmetic.multiply(product_call, factor_x, factor_y)
     if not summed:
         return products

@@ -137,7 +137,7 @@ def _replaced(call: Call, rows: Rows, compute: Scatter) -> Tensor:
     result = compute(numbers_x, numbers_updates.reshape(rows.shape_updates))
     origins: Ints = np.asarray(result).astype(np.intp).ravel()
     width = rows.x.shape[-1]
-    joined_call = call._replace(shapes=[(count_x + count_updates, width)])
+    joined_call = call.returning((count_x + count_updates, width))
     all_rows = rearrangement.concatenate(joined_call, [rows.x, rows.updates], 0)
     return rearrangement.pick(call, x=all_rows, axis=0, index=origins)
 
@@ -153,6 +153,6 @@ def _added(call: Call, rows: Rows, compute: Scatter) -> Tensor:
     unit_updates = np.eye(count_updates).reshape(-1, *rows.shape_updates)
     columns = [np.asarray(compute(zeros, unit)).ravel() for unit in unit_updates]
     shape = (zeros.size, rows.x.shape[-1])
-    rows_call = call._replace(shapes=[shape])
+    rows_call = call.returning(shape)
     sums = arithmetic.matmul(rows_call, np.stack(columns, axis=1), rows.updates)
     return arithmetic.add(rows_call, sums, rows.x)

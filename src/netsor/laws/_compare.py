@@ -38,8 +38,7 @@ def as_law(other: Any) -> Distribution:
     if isinstance(other, LawBase):
         raise LawError(
             "distance",
-            f"is between laws of one variable, got {shown(other)}: take an entry,"
-            " law[i]",
+            f"compares laws of one variable, got {shown(other)}: take an entry, law[i]",
         )
     if all(
         hasattr(other, name) for name in ("pdf", "cdf", "sf", "rvs")
@@ -173,7 +172,8 @@ def joint_kl(p: Joint, q: Joint, seed: int = 2025) -> Estimate:
     if p.singular.value > 0:
         return Estimate(math.inf, 0.0, sources)
     y = p.rvs(DRAWS, seed)
-    value, error = Replicas(DRAWS).average(np.asarray(p.logpdf(y) - q.logpdf(y)))
+    log_ratio = np.asarray(p.logpdf(y) - q.logpdf(y))
+    value, error = Replicas(DRAWS).average(log_ratio)
     noise_of_p = _relative_noise(p, y)
     noise_of_q = _relative_noise(q, y)
     # the mean of log(1 + ε) is −½ Var[ε]
@@ -221,7 +221,7 @@ def kl(p: Other, q: Other) -> Estimate:
     Parameters
     ----------
     p, q : Law, frozen distribution of scipy.stats, or array_like
-        The two laws; an array is a sample. `kl` takes a Joint too.
+        The two laws; an array is a sample. `kl` also accepts a Joint.
 
     Examples
     --------
@@ -250,8 +250,8 @@ def total_variation(p: Other, q: Other) -> Estimate:
 
 
 def wasserstein1(p: Other, q: Other) -> Estimate:
-    """∫ |P − Q| of the distribution functions, the least mean distance of two variables
-    with these laws.
+    """∫ |P − Q| of the distribution functions: the smallest mean distance between two
+    variables with these laws.
 
     The parameters are those of `kl`.
 
@@ -329,10 +329,10 @@ MAX_DIRECTIONS = 10_000  # each takes a distance
 def sliced_wasserstein(
     p: Any, q: Any, directions: int = 16, seed: int | None = None, rng: Rng = None
 ) -> Estimate:
-    """The mean over random unit directions of the W1 distance of Σ_i u_i Y_i under both
-    laws.
+    """The Wasserstein-1 distance of Σ_i u_i Y_i under both laws, averaged over random
+    unit directions u.
 
-    The error includes that of the laws and that of the random directions.
+    The error includes the errors of the laws and of the random directions.
 
     Parameters
     ----------

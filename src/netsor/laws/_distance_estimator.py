@@ -119,13 +119,16 @@ def _integrals_of_absolute_value(cubic: Array, start: Array, end: Array) -> Arra
 
     cubic: coefficients (4, cubics). At most one change of sign is taken into account.
     """
+    # Newton's method starts at the zero of the line from one end to the other
     has_zero = start * end < 0
     zero_of_line = start[has_zero] / (start - end)[has_zero]
     zero = np.zeros_like(start)
     zero[has_zero] = _roots(cubic[:, has_zero], zero_of_line)
-    integral = np.asarray(polyint(cubic), dtype=np.float64)
-    before_zero = _values(integral, zero)
-    after_zero = integral.sum(axis=0) - before_zero
+
+    # the integral from 0 to t is a polynomial; at 1 it is the sum of its coefficients
+    antiderivative = np.asarray(polyint(cubic), dtype=np.float64)
+    before_zero = _values(antiderivative, zero)
+    after_zero = antiderivative.sum(axis=0) - before_zero
     return np.asarray(np.abs(before_zero) + np.abs(after_zero))
 
 
@@ -135,13 +138,15 @@ def _values_at_turns(cubic: Array, end: Array) -> Array:
 
     cubic: coefficients (4, cubics).
     """
+    # the slope is a polynomial; at 0 it is its first coefficient, at 1 their sum
     slopes = _derivatives(cubic)
-    first_slope = slopes[0]
-    last_slope = slopes.sum(axis=0)
-    turns = first_slope * last_slope < 0
-    zero_of_line = first_slope[turns] / (first_slope - last_slope)[turns]
+    slope_at_0 = slopes[0]
+    slope_at_1 = slopes.sum(axis=0)
+    turns = slope_at_0 * slope_at_1 < 0
+    zero_of_line = slope_at_0[turns] / (slope_at_0 - slope_at_1)[turns]
+    extrema = _roots(slopes[:, turns], zero_of_line)
     values = end.copy()
-    values[turns] = _values(cubic[:, turns], _roots(slopes[:, turns], zero_of_line))
+    values[turns] = _values(cubic[:, turns], extrema)
     return values
 
 
@@ -152,9 +157,10 @@ def _roots(polynomials: Array, t: Array) -> Array:
     """
     slopes = _derivatives(polynomials)
     for _ in range(3):
+        value = _values(polynomials, t)
         slope = _values(slopes, t)
-        step = np.zeros_like(t)
-        np.divide(_values(polynomials, t), slope, out=step, where=slope != 0)
+        no_step = np.zeros_like(t)
+        step = np.divide(value, slope, out=no_step, where=slope != 0)
         t = np.clip(t - step, 0.0, 1.0)
     return t
 
@@ -358,7 +364,8 @@ class DistanceEstimator:
             # p has a heavy tail: the nodes go on until it underflows, and we assume
             # powers of y beyond
             doublings = math.log2(MAX_MAGNITUDE / (abs(end) + abs(opposite)))
-            y = end + (end - opposite) * 2.0 ** np.arange(doublings)
+            distances = (end - opposite) * 2.0 ** np.arange(doublings)
+            y = end + distances
             y = y[self.p._density(y) > MIN_DENSITY]
             nodes = np.union1d(nodes, y)
             growth = np.abs(y) * terms(y)  # of KL, from y to e·y
@@ -571,24 +578,26 @@ def kl_terms(f: Array, g: Array, log_g: Array) -> Array:
     `log_g` is used where g may underflow. For laws of mass 1 the last two terms cancel,
     and errors of quadrature cancel with them.
     """
-    f, g = np.broadcast_arrays(np.maximum(f, 0.0), np.maximum(g, 0.0))
-    g_is_normal = g > MIN_DENSITY  # and does not underflow
+    f = np.maximum(f, 0.0)
+    g = np.maximum(g, 0.0)
+    f, g = np.broadcast_arrays(f, g)
+    does_not_underflow = g > MIN_DENSITY
     safe_f = np.where(f > 0, f, 1.0)
     safe_g = np.where(g > 0, g, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_g = np.where(g_is_normal, np.log(safe_g), log_g)
+        log_g = np.where(does_not_underflow, np.log(safe_g), log_g)
         log_ratio = np.log(safe_f) - log_g
         divergence = np.where(f > 0, f * log_ratio, 0.0)
         terms = divergence - f + g
 
-        # Near f = g the three terms cancel. They are g·h(x) with x = (f − g)/g and h(x)
-        # = (1 + x) log(1 + x) − x = x²/2 − x³/6 + x⁴/12 − …
+        # Near f = g the three terms cancel. They are g h(x) with x = (f − g)/g and
+        # h(x) = (1 + x) log(1 + x) − x = x²/2 − x³/6 + x⁴/12 − …
         infinite = np.full(np.shape(f), np.inf)
-        x = np.divide(f - g, g, out=infinite, where=g_is_normal)
+        x = np.divide(f - g, g, out=infinite, where=does_not_underflow)
         is_near = np.abs(x) < 1e-3
         x = np.where(is_near, x, 0.0)
-        series = g * (x**2 / 2 - x**3 / 6 + x**4 / 12)
-        return np.where(is_near, series, terms)
+        h = x**2 / 2 - x**3 / 6 + x**4 / 12
+        return np.where(is_near, g * h, terms)
 
 
 def paper_kl(
@@ -600,8 +609,8 @@ def paper_kl(
     points, from draws of each.
 
     It adds 1e-12 to both estimates and normalises them by the trapezoidal rule. Its
-    noise hides divergences below about 5e-4, which `ns.kl` resolves: see
-    docs/reproduce.md.
+    noise hides divergences below about 5e-4, which `ns.kl` resolves; see "The paper
+    reproduced" in the documentation.
 
     Parameters
     ----------

@@ -241,7 +241,8 @@ def _sum_of_slopes(a: Any, b: Any) -> Any:
     """a + b, where ∞ − ∞ is ∞: nothing is known about such a difference."""
     with np.errstate(invalid="ignore"):
         total = np.add(a, b)
-    return np.where(np.isnan(total) & np.isinf(a) & np.isinf(b), math.inf, total)
+    is_difference_of_infinities = np.isnan(total) & np.isinf(a) & np.isinf(b)
+    return np.where(is_difference_of_infinities, math.inf, total)
 
 
 def _slope_of_power(x: Any, p: Any) -> Any:
@@ -410,12 +411,15 @@ def _tail_errors(
     z_p = -_quantile(np.clip(p, 1e-300, 0.5))
     log_start = np.log(tail.start)
 
-    # σ from the mean of log(x/x_p) over the tail
-    is_in_tail = np.arange(len(deviation))[:, None] <= tail.last
+    # σ from the mean of log(x/x_p) over the tail: for a lognormal law it is
+    # σ (density(z_p) − p z_p), summed with the weights of the tail
+    rank = np.arange(len(deviation))
+    is_in_tail = rank[:, None] <= tail.last
     log_ratio = np.log(np.maximum(deviation, tail.start)) - log_start
     log_ratio = np.where(is_in_tail, log_ratio, 0.0)
+    sum_of_logs = np.sum(weight * log_ratio, axis=0)
     normal_density = np.exp(-(z_p**2) / 2) / math.sqrt(2 * math.pi)
-    sigma = np.sum(weight * log_ratio, axis=0) / (normal_density - p * z_p)
+    sigma = sum_of_logs / (normal_density - p * z_p)
     sigma = sigma * (1 + steeper / np.sqrt(p * count))
 
     # the logarithm of x_p e^(σ²/2 − σ z_p) Φ(σ − z_n)
@@ -440,16 +444,18 @@ def _tail_of_columns(deviation: Array, weight: Array, tail_share: Array) -> _Tai
 
     The deviations (draws, columns) fall, and `weight` has their weights.
     """
+    draws, columns = deviation.shape
+    column = np.arange(columns)
     weight_up_to = np.cumsum(weight, axis=0)
-    column = np.arange(deviation.shape[1])
     # the last draw of the tail; the next smaller deviation is its start
     rounded_share = tail_share * (1 - 1e-9)
     last = np.sum(weight_up_to < rounded_share, axis=0)
-    last = np.minimum(last, len(deviation) - 2)
+    last = np.minimum(last, draws - 2)
     start = deviation[last + 1, column]
-    # a column of only two different values has no tail
-    largest = np.where(deviation[0] > 0, deviation[0], 1.0)
-    start = np.where(start > 0, start, largest)
+    # a column of only two different values has no tail: it starts at the largest
+    largest = deviation[0]
+    safe_largest = np.where(largest > 0, largest, 1.0)
+    start = np.where(start > 0, start, safe_largest)
     return _Tail(last=last, share=weight_up_to[last, column], start=start)
 
 
@@ -465,8 +471,9 @@ def tail_index(samples: Array) -> Array:
 
     def hill(count: int) -> Array:
         """The mean of log(x/x_0) of the `count` largest x, for the next smaller x_0."""
-        positive = np.maximum(falling[: count + 1], np.finfo(float).tiny)
-        logs = np.log(positive)  # from the largest to x_0, (count + 1, columns)
+        largest = falling[: count + 1]  # with x_0, (count + 1, columns)
+        positive = np.maximum(largest, np.finfo(float).tiny)
+        logs = np.log(positive)
         log_ratios = logs[:-1] - logs[-1]
         return np.asarray(np.mean(log_ratios, axis=0))
 
@@ -616,13 +623,13 @@ class Replicas:
         deviation = samples - self.mean(samples)
         # squares of deviations in units of the largest one do not overflow
         scale = np.abs(deviation).max(axis=0)
-        relative = deviation / np.where(scale > 0, scale, 1.0)
-        mean_square = np.tensordot(self._square, relative**2, axes=1)
-        root_mean_square = np.sqrt(mean_square)
-        # Bessel's correction
-        unbiased = math.sqrt(self.count / max(self.count - 1, 0.5))
-        factor = student(max(2, math.floor(self.count))) * unbiased
-        return np.asarray(factor * scale * root_mean_square)
+        safe_scale = np.where(scale > 0, scale, 1.0)
+        relative = deviation / safe_scale
+        # Σ w² (x − mean)², the variance of the mean, in these units
+        variance = np.tensordot(self._square, relative**2, axes=1)
+        bessel = math.sqrt(self.count / max(self.count - 1, 0.5))
+        factor = student(max(2, math.floor(self.count))) * bessel
+        return np.asarray(factor * scale * np.sqrt(variance))
 
     def unseen(self, samples: Array, decisive: bool = False) -> Array:
         """The largest contribution of a tail beyond these replicas to the mean.
@@ -659,12 +666,14 @@ def proportion_error(share: Any, count: float) -> Any:
     # Wilson's interval is (p + z²/2n ± z √(p(1 − p)/n + z²/4n²))/(1 + z²/n). We combine
     # the offset of its middle with half its width, for z = 1, or take half of the same
     # for z = 2 if that is more.
+    variance = share * (1 - share) / count
     errors = []
     for z in (1.0, 2.0):
-        variance = share * (1 - share) / count
         half_width = z * np.sqrt(variance + z**2 / (4 * count**2))
         offset = z**2 / count * (0.5 - share)
-        errors.append(combined(offset, half_width) / (1 + z**2 / count) / z)
+        divisor = 1 + z**2 / count  # of the whole interval
+        error_of_interval = combined(offset, half_width) / divisor
+        errors.append(error_of_interval / z)
     return student(max(2, int(count))) * np.maximum(*errors)
 
 
@@ -709,15 +718,17 @@ def jackknife(
         remaining_weight = 1 - weight
         # the mean of this group without each of its blocks: (blocks, points)
         contributions = weight[:, None] * group.rows
-        means_without = (means[position] - contributions) / remaining_weight[:, None]
+        sums_without = means[position] - contributions
+        means_without = sums_without / remaining_weight[:, None]
         arguments = [*means]
         arguments[position] = means_without
         values_without = np.asarray(functional(*arguments))
 
         bias += float(np.sum(remaining_weight * (values_without - value)))
         deviation = values_without - values_without.mean()
-        square = np.sum(remaining_weight * deviation**2)
-        errors.append(student(count) * float(np.sqrt(square)))
+        variance = np.sum(remaining_weight * deviation**2)
+        standard_error = float(np.sqrt(variance))
+        errors.append(student(count) * standard_error)
     counts = [len(group.rows) for group in groups if len(group.rows) > 1]
     return Jackknife(
         value=value,
@@ -746,8 +757,10 @@ def bootstrap(
     bias = float(repeated_values.mean()) - value
     fewest_blocks = min(len(group.rows) for group in random_groups)
     subtracted = bias if fewest_blocks >= MIN_BLOCKS_FOR_BIAS else 0.0
-    sampling = student(fewest_blocks) * float(repeated_values.std(ddof=1))
-    return Estimate(value - subtracted, combined(sampling, 1.5 * max(bias, 0.0)))
+    standard_error = float(repeated_values.std(ddof=1))
+    sampling = student(fewest_blocks) * standard_error
+    error_of_bias = 1.5 * max(bias, 0.0)
+    return Estimate(value - subtracted, combined(sampling, error_of_bias))
 
 
 def _bootstrap_values(

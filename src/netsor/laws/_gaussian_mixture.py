@@ -121,9 +121,9 @@ class GaussianMixture1D(NamedTuple):
         for log_kernels in self._tables(y, _LOG_KERNELS[kernel]):
             log_terms = log_kernels + log_weight
             log_sum = scipy.special.logsumexp(log_terms, axis=1, keepdims=True)
-            log_ratio = log_kernels - log_sum  # of k_i and S
-            squared_deviation = (np.exp(log_ratio) - 1) ** 2
-            variances.append(squared_deviation @ root**2)
+            log_ratio = log_kernels - log_sum  # log(k_i/S)
+            deviation = np.exp(log_ratio) - 1
+            variances.append(deviation**2 @ root**2)
             tail = tail_of_logs(log_ratio, share, count * total)
             tails.append(total * tail)
         return np.concatenate(variances), np.concatenate(tails)
@@ -192,6 +192,7 @@ class GaussianMixture1D(NamedTuple):
 
         That is so if a share x^(−α) of them is above x, and α ≤ 1.
         """
+        # the heights are densities at y, up to a factor
         exponent = -((y - self.mean) ** 2) / (2 * self.var)
         log_height = exponent - 0.5 * np.log(self.var)
         falling_order = np.argsort(-log_height)
@@ -282,7 +283,9 @@ def rests_on_one(sizes: Array, share: Array | None) -> npt.NDArray[np.bool_]:
     if sizes.shape[1] == 1:
         return np.zeros(len(sizes), dtype=bool)
     terms = sizes if share is None else sizes * share
-    return np.asarray(terms.max(axis=1) > DOMINANT * terms.sum(axis=1))
+    largest = terms.max(axis=1)
+    total = terms.sum(axis=1)
+    return np.asarray(largest > DOMINANT * total)
 
 
 def _second_largest(sizes: Array, share: Array | None, count: float) -> Array:
@@ -348,29 +351,38 @@ class GaussianVectors:
 
     def __init__(self, mean: Array, cov: Array, weight: Array) -> None:
         """Compute the whitening matrices and the heights of all components."""
+        # cov = D R D with the standard deviations D and the correlations R, and
+        # R = Q Λ Q^T
         self.mean = mean
         var = np.diagonal(cov, axis1=1, axis2=2)
         std = np.sqrt(np.maximum(var, 0.0))
         unit = np.where(std > 0, std, 1.0)
-        correlations = cov / (unit[:, :, None] * unit[:, None, :])
+        products_of_stds = unit[:, :, None] * unit[:, None, :]
+        correlations = cov / products_of_stds
         eigenvalues, vectors = np.linalg.eigh(correlations)  # in increasing order
 
+        smallest = eigenvalues[:, 0]
+        largest = eigenvalues[:, -1]
         has_constant_entry = (std == 0).any(axis=1)
-        is_singular = eigenvalues[:, 0] <= SINGULAR * eigenvalues[:, -1]
-        self.singular = np.asarray(is_singular | has_constant_entry)
+        has_dependent_entries = smallest <= SINGULAR * largest
+        singular = np.asarray(has_dependent_entries | has_constant_entry)
         # singular components get numbers without meaning, so that no operation fails
-        std = np.where(self.singular[:, None], 1.0, std)
-        eigenvalues = np.where(self.singular[:, None], 1.0, eigenvalues)
+        std = np.where(singular[:, None], 1.0, std)
+        eigenvalues = np.where(singular[:, None], 1.0, eigenvalues)
 
-        whiten = vectors / np.sqrt(eigenvalues)[:, None, :] / std[:, :, None]
-        whiten = np.where(self.singular[:, None, None], 0.0, whiten)
+        # the whitening matrix is D^(−1) Q Λ^(−1/2)
+        root_eigenvalues = np.sqrt(eigenvalues)
+        whiten = vectors / root_eigenvalues[:, None, :] / std[:, :, None]
+        whiten = np.where(singular[:, None, None], 0.0, whiten)
         self.whiten = np.ascontiguousarray(whiten.transpose(1, 2, 0))
 
+        # log of weight/√|2π cov|, where |2π cov| = |2π Λ| |D|²
         with np.errstate(divide="ignore"):  # log 0 is −∞
-            log_weight = np.log(np.where(self.singular, 0.0, weight))
+            log_weight = np.log(np.where(singular, 0.0, weight))
         log_eigenvalues = np.log(2 * np.pi * eigenvalues).sum(axis=1)
         log_stds = np.log(std).sum(axis=1)
         self.height = log_weight - 0.5 * log_eigenvalues - log_stds
+        self.singular = singular
 
     def log_terms(self, y: Array) -> Iterator[Array]:
         """The logarithm of w_r times the density of component r, (points, components).
@@ -465,9 +477,12 @@ def _cholesky_factors(cov: Array) -> tuple[Array, Array]:
     for j in range(cov.shape[1]):
         var = conditional_cov[:, j, j]
         is_random = var > ROUNDED_VARIANCE * cov[:, j, j]
-        scale = np.sqrt(np.where(is_random, var, 1.0))
-        stds[:, j] = np.where(is_random, scale, 0.0)
-        column = conditional_cov[:, j:, j] / scale[:, None]
+        safe_std = np.sqrt(np.where(is_random, var, 1.0))
+        stds[:, j] = np.where(is_random, safe_std, 0.0)
+
+        # column j of L from the diagonal down; above, it is 0
+        column = conditional_cov[:, j:, j] / safe_std[:, None]
         factor[:, j:, j] = np.where(is_random[:, None], column, 0.0)
-        conditional_cov -= factor[:, :, None, j] * factor[:, None, :, j]
+        l_j = factor[:, :, j]
+        conditional_cov -= l_j[:, :, None] * l_j[:, None, :]
     return factor, stds

@@ -70,7 +70,7 @@ class Joint(LawBase):
     mean, cov : array_like
         (replicas, entries) and (replicas, entries, entries).
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     weight : array_like, optional
         The weight of each replica; equal if None.
     log_evidence : Estimate, optional
@@ -492,11 +492,13 @@ class Joint(LawBase):
             # rounding and shows no tail.
             spread_is_rounding = min(value, 1 - value) < SURE and self._varies
             if not spread_is_rounding:
-                unseen = min(float(replicas.unseen(of_replica)), unseen)
+                tail = float(replicas.unseen(of_replica))
+                unseen = min(tail, unseen)
             error = combined(error, unseen)
-        if points > 1:  # the error of the points, by their spread
+        if points > 1:
             of_point = values @ replicas.weights
-            error = combined(error, float(Replicas(points).spread(of_point)))
+            error_of_points = float(Replicas(points).spread(of_point))
+            error = combined(error, error_of_points)
         return Estimate(value, error)
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:

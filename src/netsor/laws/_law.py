@@ -119,7 +119,7 @@ class Distribution(ABC):
         return self._distribution(y), self._sf(y), self._density(y)
 
     def doubt(self, read: Callable[[Any], Any]) -> Any:
-        """The change of a number when the law moves by its quadrature error."""
+        """How much a number changes when the law moves by its quadrature error."""
         return combined()
 
 
@@ -135,8 +135,8 @@ class Law(LawBase, Distribution):
 
     The public methods check arguments and return plain numbers. A subclass supplies the
     private methods marked abstract, which get checked points as an array and return
-    estimates. These hold the errors of sampling; the errors of quadrature are added by
-    `doubt`, which reads every number again from slightly different laws.
+    estimates. These contain the sampling error. `doubt` adds the quadrature error: it
+    computes every number again for slightly different laws.
 
     Examples
     --------
@@ -240,7 +240,8 @@ class Law(LawBase, Distribution):
         far = (relative >= 1) | (self._density(y) <= MIN_DENSITY)
         # f may be f (1 + relative error), or at most about 1 if nothing is known
         known = np.log1p(relative)
-        return np.where(far, np.minimum(known, np.abs(self._logpdf(y))), 0.0)
+        unknown = np.abs(self._logpdf(y))
+        return np.where(far, np.minimum(known, unknown), 0.0)
 
     def _ppf(self, q: Array, upper: bool) -> Array:
         """Quantiles, or with `upper` the inverse of P(Y > y)."""
@@ -258,10 +259,10 @@ class Law(LawBase, Distribution):
         return self._moved(error, without_error)
 
     def doubt(self, read: Callable[[Any], Any]) -> Any:
-        """The change of a number when the law moves by its quadrature error.
+        """How much a number changes when the law moves by its quadrature error.
 
-        `read` computes the number, or an array of numbers, from a law. It is the larger
-        change of each pair of `_perturbed`, and different pairs are independent.
+        `read` computes the number, or an array of numbers, from a law. Each pair of
+        laws in `_perturbed` contributes its larger change; the pairs are independent.
         """
         if not self._perturbed:
             return combined()
@@ -444,9 +445,11 @@ def _named_moments(law: Law | WithError, moments: str) -> Any:
     is_text = isinstance(moments, str) and bool(moments)
     if not is_text or not set(moments) <= set(MOMENTS):
         raise LawError("stats", "moments", moments, "letters among m, v, s and k")
-    # in the order of the table, as in scipy
-    names = [name for letter, name in MOMENTS.items() if letter in moments]
-    numbers = [getattr(law, name)() for name in names]
+    numbers = []
+    for letter, name in MOMENTS.items():  # in the order of the table, as in scipy
+        if letter in moments:
+            moment = getattr(law, name)
+            numbers.append(moment())
     return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 

@@ -24,7 +24,7 @@ from ._estimate import Array, Sources
 
 @dataclass(frozen=True)
 class Provenance:
-    """How a law was computed, and its standing.
+    """How a law was computed, and its status.
 
     `quadrature_error`, of Gaussian expectations or of single precision, is relative:
     every component's covariance is known up to this share of itself, and its mean up to

@@ -28,6 +28,7 @@ from ._law_base import (
     numbers,
 )
 
+ROOT_2PI = math.sqrt(2 * math.pi)
 # rows of a triangular matrix from which substitution, one by one, is faster than
 # numpy's solve
 SUBSTITUTED = 32
@@ -78,7 +79,7 @@ def checked_data(
     """
     if not isinstance(observed, Mapping) or not observed:
         raise LawError(
-            operation, "observed", observed, "a mapping {entry: value}, not empty"
+            operation, "observed", observed, "a non-empty mapping {entry: value}"
         )
     data: dict[int, float] = {}
     for entry, value in observed.items():
@@ -154,8 +155,8 @@ def log_likelihood(mean: Array, columns: Array, data: Observations) -> Array:
         return log_density(solution.root, solution.z)
     # ½ log |2π (C C^T + τ²I)|, see `_FewColumns`
     diagonal = np.diagonal(solution.root, axis1=1, axis2=2)
-    of_noise = np.log(np.sqrt(2 * np.pi) * data.noise).sum()
-    log_volume = np.log(diagonal).sum(axis=1) + of_noise
+    log_volume_of_noise = np.log(ROOT_2PI * data.noise).sum()
+    log_volume = np.log(diagonal).sum(axis=1) + log_volume_of_noise
     square_of_residual = (solution.residual**2).sum(axis=1)
     square_of_beta = (solution.beta**2).sum(axis=1)
     square = square_of_residual + square_of_beta
@@ -206,7 +207,7 @@ def log_density(root: Array, z: Array) -> Array:
     (y − m).
     """
     diagonal = np.diagonal(root, axis1=1, axis2=2)
-    log_volume = np.log(np.sqrt(2 * np.pi) * diagonal).sum(axis=1)
+    log_volume = np.log(ROOT_2PI * diagonal).sum(axis=1)  # ½ log |2π R R^T|
     half_square = 0.5 * (z**2).sum(axis=1)
     return np.asarray(-half_square - log_volume)
 
@@ -348,10 +349,11 @@ def _log_density_by_cov(library: Any, deviation: Any, columns: Any, tau: Any) ->
     root = library.cholesky(cov)
     pivots = xp.linalg.diagonal(root)
     z = library.triangular(root, deviation[:, None, :])[:, 0]
-    log_volume = xp.sum(xp.log(math.sqrt(2 * math.pi) * pivots), axis=-1)
+    log_volume = xp.sum(xp.log(ROOT_2PI * pivots), axis=-1)  # ½ log |2π cov|
     log_density = -0.5 * xp.sum(z**2, axis=-1) - log_volume
     std = xp.sqrt(xp.linalg.diagonal(cov))
-    is_accurate = xp.all(pivots > MIN_PIVOT_RATIO * std, axis=-1)
+    is_large = pivots > MIN_PIVOT_RATIO * std
+    is_accurate = xp.all(is_large, axis=-1)
     nan = xp.asarray(math.nan, dtype=columns.dtype)
     return xp.where(is_accurate, log_density, nan)
 
@@ -374,15 +376,17 @@ def _log_density_by_columns(
     beta = xp.flip(reversed_beta, axis=-1)
     residual = y - beta @ xp.matrix_transpose(c)
 
+    # ½ log |2π (C C^T + τ²I)|
     log_determinant = xp.sum(xp.log(xp.linalg.diagonal(root)), axis=-1)
-    log_norm_of_noise = xp.sum(xp.log(math.sqrt(2 * math.pi) * tau))
-    log_volume = log_determinant + log_norm_of_noise
+    log_volume_of_noise = xp.sum(xp.log(ROOT_2PI * tau))
+    log_volume = log_determinant + log_volume_of_noise
     square_of_residual = xp.sum(residual**2, axis=(-2, -1))
     square_of_beta = xp.sum(beta**2, axis=(-2, -1))
     log_density = -0.5 * square_of_residual - 0.5 * square_of_beta - log_volume
 
     # no number where the noise is too small for this formula
-    largest_variance = xp.max(xp.sum(columns**2, axis=-1), axis=-1)
+    variances = xp.sum(columns**2, axis=-1)
+    largest_variance = xp.max(variances, axis=-1)
     is_accurate = xp.min(tau) ** 2 > MIN_NOISE_RATIO * largest_variance
     nan = xp.asarray(math.nan, dtype=columns.dtype)
     return xp.where(is_accurate, log_density, nan)
@@ -417,19 +421,19 @@ def conditioned(
         log_joint = np.log(weight) + log_density(update.root, update.z)
     posterior = scipy.special.softmax(log_joint)
     evidence = float(scipy.special.logsumexp(log_joint))
-    effective = 1 / float(np.sum(posterior**2))
+    replicas = len(weight)
     error = 0.0
-    if len(weight) > 1:
+    if replicas > 1:
         # the likelihood relative to the evidence, of mean 1: the error of its mean is
         # also that of the logarithm
-        relative = np.divide(
-            posterior, weight, out=np.zeros_like(weight), where=weight > 0
-        )
-        error = float(Replicas(len(weight), weight).average(relative).error)
+        zeros = np.zeros_like(weight)
+        relative = np.divide(posterior, weight, out=zeros, where=weight > 0)
+        error = float(Replicas(replicas, weight).average(relative).error)
+        effective = 1 / float(np.sum(posterior**2))
         if effective < MIN_EFFECTIVE_SAMPLES:
             warnings.warn(
                 f"condition: the data leave an effective sample of {effective:.0f} of"
-                f" {len(weight)} replicas; take more draws, or more noise",
+                f" {replicas} replicas; take more draws, or more noise",
                 stacklevel=4,
             )
     doubt = 0.0
@@ -454,11 +458,14 @@ def _slope_of_log_density(root: Array, z: Array, std: Array) -> Array:
     Each entry S_ij of the covariance of the observations is off by ±ε √(C_ii C_jj),
     `std` are the √C_ii, and S = R R^T. The changes of all entries are independent.
     """
-    # d log N = ½ tr((α α^T − S⁻¹) dC), with α = S⁻¹ r and r = R z
+    # d log N = ½ tr((α α^T − S⁻¹) dS), with α = S⁻¹ r = R^(−T) z for the residual
+    # r = R z of the observations
     identity = np.broadcast_to(np.eye(root.shape[-1]), root.shape)
     inverse_root = np.linalg.solve(root, identity)
     inverse_cov = np.swapaxes(inverse_root, 1, 2) @ inverse_root
     alpha = np.einsum("rij,ri->rj", inverse_root, z)
-    slope = alpha[:, :, None] * alpha[:, None, :] - inverse_cov
-    changes = slope * std[:, :, None] * std[:, None, :]
-    return np.asarray(np.sqrt(np.sum(changes**2, axis=(1, 2))))
+    alpha_alpha = alpha[:, :, None] * alpha[:, None, :]
+    derivative = alpha_alpha - inverse_cov  # twice that by each entry of S
+    change_of_entry = derivative * std[:, :, None] * std[:, None, :]
+    sum_of_squares = np.sum(change_of_entry**2, axis=(1, 2))
+    return np.asarray(np.sqrt(sum_of_squares))

@@ -65,13 +65,13 @@ class Mixture(Components, Law):
         The mean and the variance of each component, or one for all; a component of
         variance 0 is a point.
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     weight : array_like, optional
         The weight of each component.
     count : array_like, optional
         The number of replicas that each component represents, instead of weights.
     binning : float
-        With `count`, the error of the density that this causes, relative to its largest
+        With `count`, the error of the density due to binning, relative to its largest
         value.
 
     Examples
@@ -100,7 +100,8 @@ class Mixture(Components, Law):
     def atoms(self) -> tuple[tuple[float, Estimate], ...]:
         """The points with positive probability, each with that probability."""
         atoms = []
-        for point, mass in zip(self._points.atoms, self._points.masses, strict=True):
+        points = self._points
+        for point, mass in zip(points.atoms, points.masses, strict=True):
             error = float(proportion_error(mass, self.effective))
             probability = Estimate(float(mass), error, self.sources)
             atoms.append((float(point), probability))
@@ -153,33 +154,46 @@ class Mixture(Components, Law):
         points: Array | float = 0.0,
         sign: int = 1,
     ) -> Array:
-        """The standard error of v = Σ_r w_r k_r, `value`, at y; for −Y if the sign is
-        −1, where `value` and `points` count what is above y. All arrays are (len(y),).
+        """The standard error of v(y) = Σ_r w_r k_r(y), which is `value`, at points y.
 
-        k_r is the density ("pdf") or the distribution function ("cdf") of Gaussian
-        component r at y. For the other components, it is 1 for a share `points` of all
-        weight, and otherwise 0. The error is that of an average over the replicas
-        drawn, with what components that the draws did not show may add (`unseen`).
+        The sum is over the components r, with weights w_r of sum 1. They are random
+        draws, so the variance of v is estimated by
+
+            Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w².
+
+        k_r is the density ("pdf") or the distribution function ("cdf") of a Gaussian
+        component. The other components are points, and k_r is 1 for those that the sum
+        counts, a share `points` of all weight, and 0 for the rest. What components that
+        the draws did not show may add (`unseen`) is part of the error.
+
+        With the sign −1, all this is for −Y: `value` and `points` count what is above
+        y. All arrays are (len(y),).
         """
         if self.replicas == 1:
             return np.zeros_like(value)
         gaussians = self._compressed
-        n = self.effective
-        weight = self._root_weight(gaussians)
-        signed = gaussians._replace(mean=sign * gaussians.mean)
-        # Σ w² (k − v)² = Σ w² k² − 2 v Σ w² k + v² Σ w², and Σ w² = 1/n
-        square, cross = signed._replace(weight=weight).squares(sign * y, kernel)
-        variance = square - 2 * value * cross + value**2 / n
-        # points have k = k² = 1, and weights that are taken as equal: Σ w² k = points/n
-        variance = variance + points * (1 - 2 * value) / n
+        gaussians = gaussians._replace(mean=sign * gaussians.mean)
+        signed_y = sign * y
+        n = self.effective  # Σ w² = 1/n over all components
+
+        # Σ w² k² and Σ w² k over the Gaussians. For a counted point k = k² = 1; with
+        # weights of points that are taken as equal, both sums grow by points/n, and
+        # the variance by (1 − 2 v) points/n.
+        root_weight = self._root_weight(gaussians)
+        squared = gaussians._replace(weight=root_weight)
+        sum_of_k_squared, sum_of_k = squared.squares(signed_y, kernel)
+        of_gaussians = sum_of_k_squared - 2 * value * sum_of_k
+        of_points = points * (1 - 2 * value) / n
+        variance = of_gaussians + value**2 / n + of_points
+
         # n − 1 degrees of freedom; weights may leave an effective n of hardly 1
         unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
         spread = student(max(2, int(n))) * np.sqrt(unbiased)
-        unseen = signed.unseen(sign * y, kernel, n)
+        unseen = gaussians.unseen(signed_y, kernel, n)
         error = np.asarray(combined(spread, unseen))
         far = value < UNDERFLOW  # squares may underflow to 0
         if far.any():
-            relative, _ = self._relative_spread(signed, sign * y[far], kernel)
+            relative, _ = self._relative_spread(gaussians, signed_y[far], kernel)
             error[far] = np.hypot(value[far] * relative, unseen[far])
         return error
 
@@ -323,8 +337,10 @@ class Mixture(Components, Law):
         level = 1 - q if upper else q
         mass = np.cumsum(self.component_weight[order])
         # 1e-14 allows for rounding of the sum
-        position = np.searchsorted(mass, level * (1 - 1e-14) * mass[-1], side="left")
-        result = points[np.minimum(position, len(points) - 1)]
+        mass_of_level = level * (1 - 1e-14) * mass[-1]
+        position = np.searchsorted(mass, mass_of_level, side="left")
+        last = len(points) - 1
+        result = points[np.minimum(position, last)]
         if self.replicas > 1:
             result = np.where(level == 0, -np.inf, result)
             result = np.where(level == 1, np.inf, result)
@@ -349,11 +365,12 @@ class Mixture(Components, Law):
         """P(Y ≤ y), P(Y > y) and the density of the Gaussians without the points, as a
         law of mass 1.
         """
-        gaussians, mass = self._blocked
-        weight = gaussians.weight @ mass
+        gaussians, mass_of_block = self._blocked
+        weight = gaussians.weight @ mass_of_block
         without_points = gaussians._replace(weight=weight / weight.sum())
         below = without_points.cdf(y)
-        above = np.where(below < 0.5, 1 - below, without_points.sf(y))
+        small_above = without_points.sf(y)
+        above = np.where(below < 0.5, 1 - below, small_above)
         return below, above, without_points.pdf(y)
 
     def _moved(self, error: float, origin: Provenance) -> Sequence[tuple[Law, Law]]:
@@ -463,37 +480,47 @@ class Mixture(Components, Law):
         if self.std() == 0:
             return Estimate(math.nan, 0.0), Estimate(math.nan, 0.0)
         replicas = self._replicas
-        mean, var, second, third, fourth = self._standardised()
+        standardised = self._standardised()
+        mean = standardised.mean
+        var = standardised.var
+        second = standardised.second
+        third = standardised.third
+        fourth = standardised.fourth
         m3 = float(replicas.mean(third))
         m4 = float(replicas.mean(fourth))
 
-        # Of sampling, by the delta method, since mean and variance are estimated too.
+        # The error of sampling, by the delta method: a replica moves m3 and m4 through
+        # its own moments, and through the mean and the variance that standardise Y.
         influence3 = third - 3 * mean - 1.5 * m3 * second
         influence4 = fourth - 2 * m4 * second - 4 * m3 * mean
+        sampling3 = replicas.spread(influence3)
+        sampling4 = replicas.spread(influence4)
 
-        # Of a tail beyond the replicas, which increases the second moment too.
+        # The error of a tail beyond the replicas: it increases E[Y²] too.
         tail2 = float(replicas.unseen(second, decisive=True))
         tail3 = float(replicas.unseen(third, decisive=True))
         tail4 = float(replicas.unseen(fourth, decisive=True))
 
-        def unseen(moment: float, tail: float, power: float) -> float:
-            """The change of a standardised moment by the tail."""
+        def change_by_tail(moment: float, tail: float, power: float) -> float:
+            """The change of E[Y^p]/E[Y²]^power, `moment`, by the tail of E[Y^p]."""
             if not math.isfinite(tail):
                 return math.inf
-            return float((moment + tail) / (1 + tail2) ** power - moment)
+            with_tail = (moment + tail) / (1 + tail2) ** power
+            return float(with_tail - moment)
 
-        unseen3 = unseen(abs(m3), tail3, 1.5)
-        unseen4 = unseen(m4, tail4, 2)
+        unseen3 = change_by_tail(abs(m3), tail3, power=1.5)
+        unseen4 = change_by_tail(m4, tail4, power=2)
 
-        # Of quadrature: the changes with the variance of each component.
+        # The error of quadrature: relative changes of the variance of each component
+        # move the moments by these multiples.
         change3 = 3 * mean * var - 1.5 * m3 * var
         change4 = 6 * var**2 + 6 * var * mean**2 - 2 * m4 * var
         relative_error = self.origin.quadrature_error
         doubt3 = relative_error * replicas.mean(np.abs(change3))
         doubt4 = relative_error * replicas.mean(np.abs(change4))
 
-        error3 = combined(replicas.spread(influence3), unseen3, doubt3)
-        error4 = combined(replicas.spread(influence4), unseen4, doubt4)
+        error3 = combined(sampling3, unseen3, doubt3)
+        error4 = combined(sampling4, unseen4, doubt4)
         return Estimate(m3, error3), Estimate(m4 - 3, error4)
 
     def support(self) -> tuple[float, float]:

@@ -216,9 +216,13 @@ def binned(
         blocks_of_shares = Blocks(np.tile(blocks.labels, 2), blocks.number)
     occupied, index = _numbered(points)
     total = summed(index, weight=weights, size=len(occupied), blocks=blocks_of_shares)
-    gain = weight @ (upper_share * (1 - upper_share)) / (weight.sum() or 1.0)
-    narrowed = np.full(len(occupied), var - gain * step**2)
-    return GaussianMixture1D(mean.min() + step * occupied, narrowed, total)
+    gains = upper_share * (1 - upper_share)  # in steps²
+    average_gain = weight @ gains / (weight.sum() or 1.0)
+    return GaussianMixture1D(
+        mean=mean.min() + step * occupied,
+        var=np.full(len(occupied), var - average_gain * step**2),
+        weight=total,
+    )
 
 
 def _numbered(points: Indices) -> tuple[Indices, Indices]:
@@ -450,7 +454,8 @@ class Components:
         if not len(draws):
             return 0.0
         values = self.component_mean[draws]
-        weight = self.component_weight[draws] / self.component_weight[draws].sum()
+        weight = self.component_weight[draws]
+        weight = weight / weight.sum()
         mean = weight @ values
         spread = float(np.sqrt(weight @ (values - mean) ** 2))
         order = np.argsort(values)
@@ -603,13 +608,15 @@ class Components:
         std = np.sqrt(self.component_var[smooth])
         # up to 33 components from the lowest mean to the highest, the narrowest and the
         # widest
-        order = np.lexsort((std, mean))
+        by_mean = np.lexsort((std, mean))
         count = min(len(smooth), 33)
         positions = np.linspace(0, len(smooth) - 1, count).astype(np.intp)
-        selected = np.append(order[positions], [np.argmin(std), np.argmax(std)])
-        spread = max(float(np.ptp(mean)), float(std.max()))
+        narrowest_and_widest = [np.argmin(std), np.argmax(std)]
+        selected = np.append(by_mean[positions], narrowest_and_widest)
         means = np.append(mean[selected], mean.mean())
-        return means, np.append(std[selected], spread)
+        spread = max(float(np.ptp(mean)), float(std.max()))
+        stds = np.append(std[selected], spread)
+        return means, stds
 
 
 def _without_rounding(mean: Array, var: Array) -> Array:

@@ -56,7 +56,8 @@ def resolved(*laws: Any) -> Array:
         # Hermite's cubic in the middle of a cell
         mean_value = (left.values + right.values) / 2
         cubic = mean_value + length * (left.slopes - right.slopes) / 8
-        is_rough = (np.abs(middle.values - cubic) > CDF_ATOL).any(axis=0)
+        deviation = np.abs(middle.values - cubic)  # (laws, cells)
+        is_rough = (deviation > CDF_ATOL).any(axis=0)
         # a cell as narrow as rounding, around a jump, cannot be halved
         size = np.maximum(np.abs(left.y), np.abs(right.y))
         is_rough &= length > 2e-14 * size
@@ -192,7 +193,9 @@ def _gauss_rule(cells: Array) -> tuple[Array, Array]:
     left, right = cells[..., None]
     centre = (left + right) / 2
     half_length = (right - left) / 2
-    return centre + half_length * GAUSS_NODES, half_length * GAUSS_WEIGHTS
+    points = centre + half_length * GAUSS_NODES
+    weights = half_length * GAUSS_WEIGHTS
+    return points, weights
 
 
 def kernel_bias_of(
@@ -420,7 +423,8 @@ def log_mean(logs: Array) -> Array:
     """
     # scipy's logsumexp takes several times as long
     largest = np.maximum(logs.max(axis=-1), -1e300)  # finite if all terms are 0
-    mean = np.exp(logs - largest[..., None]).mean(axis=-1)
+    relative_terms = np.exp(logs - largest[..., None])
+    mean = relative_terms.mean(axis=-1)
     with np.errstate(divide="ignore"):  # log 0 is −∞
         return np.asarray(largest + np.log(mean))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from .._validate import shown
+from .._validate import percent, shown
 from ..report._html import density, note, table, title
 from ..report._mpl_style import (
     BLACK,
@@ -226,7 +226,7 @@ def _levels(density: Any, cell_area: float) -> dict[float, str]:
     label_of_level = {}
     for share in SHARES[::-1]:
         position = min(int(np.searchsorted(mass, share)), len(falling) - 1)
-        label_of_level[float(falling[position])] = f"{share:.0%}"
+        label_of_level[float(falling[position])] = percent(share)
     return label_of_level
 
 

@@ -98,14 +98,17 @@ def fit(
     means = _LogMeans.of([np.log(sizes) for sizes in draws])
     x = np.log(np.asarray(at, float))
     centred = x - x.mean()
+    # the slope of the least squares line is Σ c_n m_n with c = centred/|centred|²
     least_squares = means.combined(centred / (centred @ centred), level)
     # Row i has the c_n of the slope (m_{i+1} − m_i) / (x_{i+1} − x_i) from a width to
     # the next: −1 and 1 at i and i + 1, over the distance.
-    neighbours = np.diff(np.eye(len(x)), axis=0) / np.diff(x)[:, None]
-    local = tuple([means.combined(coefficients, level) for coefficients in neighbours])
+    differences = np.diff(np.eye(len(x)), axis=0)
+    distances = np.diff(x)
+    slopes = differences / distances[:, None]
+    local = tuple([means.combined(slope, level) for slope in slopes])
     bend = None
-    if len(neighbours) > 1:
-        bend = means.combined(neighbours[-1] - neighbours[0], level)
+    if len(slopes) > 1:
+        bend = means.combined(slopes[-1] - slopes[0], level)
     return Fit(least_squares, local, bend)
 
 
@@ -119,10 +122,15 @@ class _LogMeans(NamedTuple):
     @classmethod
     def of(cls, logs: Sequence[Floats]) -> _LogMeans:
         """The means of the logarithms (replicas,) at each width."""
-        mean = np.array([log.mean() for log in logs])
-        variance = np.array([log.var(ddof=1) / len(log) for log in logs])
-        degrees_of_freedom = np.array([len(log) - 1 for log in logs])
-        return cls(mean, variance, degrees_of_freedom)
+        means = []
+        variances = []  # of the means
+        degrees_of_freedom = []
+        for log in logs:
+            replicas = len(log)
+            means.append(log.mean())
+            variances.append(log.var(ddof=1) / replicas)
+            degrees_of_freedom.append(replicas - 1)
+        return cls(np.array(means), np.array(variances), np.array(degrees_of_freedom))
 
     def combined(self, coefficients: Floats, level: float) -> Exponent:
         """Σ c_n m_n with its interval; `coefficients` are the c_n, one for each
@@ -132,8 +140,10 @@ class _LogMeans(NamedTuple):
         total = variances.sum()
         degrees = 1.0  # of Student's t; if nothing varies, any number will do
         if total > 0:  # Welch and Satterthwaite
-            degrees = total**2 / (variances**2 / self.degrees_of_freedom).sum()
+            by_width = variances**2 / self.degrees_of_freedom
+            degrees = total**2 / by_width.sum()
         value = float(coefficients @ self.mean)
         error = float(np.sqrt(total))
-        reach = float(scipy.special.stdtrit(degrees, 1 - level / 2)) * error
+        quantile = float(scipy.special.stdtrit(degrees, 1 - level / 2))
+        reach = quantile * error
         return Exponent(value, error, low=value - reach, high=value + reach)

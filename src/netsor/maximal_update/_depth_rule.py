@@ -136,7 +136,7 @@ class DepthRule:
 
     @property
     def undecided(self) -> list[str]:
-        """The parameters whose updates were measured too coarsely for a rule."""
+        """The parameters whose updates were measured too imprecisely for a rule."""
         return [
             pattern
             for pattern, x in self._in_layers.items()

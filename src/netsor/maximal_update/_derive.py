@@ -10,17 +10,22 @@ from typing import Any, NamedTuple
 from .._validate import ArgumentError, Shape, real, whole
 from ._depth_rule import Depths, derive_depth
 from ._file_content import reference_of
-from ._measurement import Graphs, Measurement, Size, measure, repeated_groups
+from ._measurement import (
+    Graphs,
+    Measurement,
+    Size,
+    measure,
+    repeated_groups,
+)
 from ._own_optimiser import OwnOptimiser
 from ._power import Power
 from ._results import DerivedRule, Solved, evidence_of
-from ._rules import OutputScale, ParameterRule, ScalingRule, layer_pattern_of
+from ._rules import OutputScale, ParameterRule, Part, ScalingRule, layer_pattern_of
 from ._solve import Solution, Solver, halves, is_decided, nearest_half
 from ._subject import Family, Subject
 
 WIDTHS = (64, 128, 256)
 DRAWS = 4
-FEWEST_DRAWS = 3
 TOO_FEW = ": two initialisations give intervals that decide no exponent"
 MOST_ROUNDS = 8  # of measuring and changing
 
@@ -77,7 +82,7 @@ def validated_splits(split_sizes: Any, is_mixed: bool) -> Mapping[str, Any]:
         raise ArgumentError(
             "split_sizes",
             split_sizes,
-            "left out: this optimiser moves every entry of a matrix by itself",
+            "left out: this optimiser moves each entry of a matrix separately",
         )
     allowed = "a dict of the number of parts, or a function of the width, by patterns"
     if not isinstance(split_sizes, Mapping):
@@ -293,16 +298,22 @@ def _decay_of_gradient(name: str, solved: Solved, rate: float) -> Power:
 def _with_scales(
     rule: ScalingRule, solution: Solution, measurement: Measurement, graphs: Graphs
 ) -> tuple[OutputScale, ...]:
-    """The factors of outputs, with further ones."""
-    before = {(scale.path, scale.part): scale.power.width for scale in rule.scales}
+    """The factors of outputs: those of the rule, times those that the solution adds.
+
+    Several operations may have one place, such as those of all layers of a scan, or of
+    a module that is called twice. They get one factor, the smallest that one of them
+    needs. An exponent of 0 is no factor.
+    """
     scales = {(scale.path, scale.part): scale for scale in rule.scales}
-    logits = measurement.operations.last
+    exponents_before = {key: scale.power.width for key, scale in scales.items()}
+    added_exponents: dict[tuple[str, Part | None], float] = {}
     for index, exponent in solution.scales.items():
         place = graphs.place_of_scale(measurement, index)
         key = (place.path, place.part)
-        # several operations may have one place, as those of all layers of a scan
-        total = before.get(key, 0.0) + exponent
-        is_logits = _leads_to(measurement, index, logits)
+        added = min(exponent, added_exponents.get(key, exponent))
+        added_exponents[key] = added
+        total = exponents_before.get(key, 0.0) + added
+        is_logits = _leads_to(measurement, index, measurement.operations.last)
         scales[key] = OutputScale(
             path=place.path,
             part=place.part,

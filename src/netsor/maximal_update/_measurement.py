@@ -34,6 +34,7 @@ STEPS = 2
 # of keys, which a softmax does not see. Adam would make steps of the rounding errors.
 ROUNDING = 1e-13
 LEVEL = 0.01  # of intervals
+FEWEST_DRAWS = 3  # two initialisations give intervals that decide no exponent
 # of those of gradients, which decide the power of eps: a wrong one changes little
 LEVEL_OF_EPS = 0.05
 # The least part of the square of a change that counts as aligned: random signs change
@@ -120,9 +121,11 @@ def measure(
     ]
     stds = [[draw.stds for draw in of_size] for of_size in draws_by_size]
     stds_of_first_draw = stds[0][0]
+    exponents = _exponents(draws_by_size, scales, orthogonal)
+    _check_all_act(networks[0].operations, draws_by_size, exponents)
     return Measurement(
         operations=networks[0].operations,
-        exponents=_exponents(draws_by_size, scales, orthogonal),
+        exponents=exponents,
         gradients=fits_of(gradients, scales, LEVEL_OF_EPS),
         stds=fits_of(stds, scales),
         values=networks[0].values,
@@ -130,6 +133,35 @@ def measure(
         random=frozenset(name for name, std in stds_of_first_draw.items() if std),
         matrices=graphs.matrices_of(sizes[0]),
     )
+
+
+def _check_all_act(
+    operations: Operations,
+    draws_by_size: Sequence[Sequence[Drawn]],
+    exponents: Exponents,
+) -> None:
+    """Reject parameters whose updates act in too few draws for an exponent, but not
+    in none, such as those of an expert that is chosen rarely.
+    """
+    draws = [draw.responses for of_size in draws_by_size for draw in of_size]
+    acting: dict[str, int] = {}
+    measured: set[str] = set()
+    for operation in operations.operations:
+        for index, names in operation.weights.items():
+            edge = Edge(operation.index, index)
+            count = sum(bool(draw.updates.get(edge)) for draw in draws)
+            for name in names:
+                acting[name] = max(acting.get(name, 0), count)
+            if exponents.updates.get(edge) is not None:
+                measured |= names
+    rare = [name for name, count in acting.items() if count and name not in measured]
+    if rare:
+        name = rare[0]
+        raise UnsupportedError(
+            f"the update of {name} changes nothing in {len(draws) - acting[name]} of"
+            f" {len(draws)} initialisations, too many for an exponent: give a batch in"
+            " which all parts of the module act, or more draws"
+        )
 
 
 def repeated_groups(shapes: Sequence[Mapping[str, Shape]]) -> list[list[str]]:
@@ -267,8 +299,21 @@ def _exponents(
         responses=fits("responses"),
         written=fits("written"),
         updates=fits_of(aligned_updates(responses, orthogonal), scales),
-        products=draws_by_size[0][0].responses.products,
+        products=_products([draw.responses for draw in draws_by_size[0]]),
     )
+
+
+def _products(draws: Sequence[Responses]) -> set[tuple[Edge, Edge]]:
+    """Moving inputs that act on a result through a weight: as in the first draw in
+    which they act.
+    """
+    through: dict[tuple[Edge, Edge], Any] = {}
+    for draw in draws:
+        for edges, is_through in draw.through.items():
+            moving, _ = edges
+            if draw.responses[moving]:
+                through.setdefault(edges, is_through)
+    return {edges for edges, is_through in through.items() if is_through}
 
 
 def aligned_updates(
@@ -285,10 +330,9 @@ def aligned_updates(
     orthogonal matrices: the entries of these are no such sums.
     """
     draws = [of_draw for of_size in responses for of_draw in of_size]
+    every_edge = {edge for draw in draws for edge in draw.updates}
     edges = {
-        edge
-        for edge in draws[0].updates
-        if edge not in orthogonal and all(_is_aligned(x, edge) for x in draws)
+        edge for edge in every_edge - {*orthogonal} if _is_always_aligned(draws, edge)
     }
     return [
         [
@@ -300,6 +344,11 @@ def aligned_updates(
         ]
         for of_size in responses
     ]
+
+
+def _is_always_aligned(draws: Sequence[Responses], edge: Edge) -> bool:
+    """Whether it is in all draws in which the update changes something."""
+    return all(_is_aligned(x, edge) for x in draws if x.updates.get(edge))
 
 
 def _is_aligned(responses: Responses, edge: Edge) -> bool:
@@ -320,14 +369,18 @@ def fits_of(
 ) -> dict[Any, Fit | None]:
     """The exponent of each number of dictionaries, by size and by draw.
 
-    A number that a dictionary lacks is 0. `scales` are the widths, or the depths.
+    A number that a dictionary lacks is 0. `scales` are the widths, or the depths. Draws
+    in which a number is 0 are left out, such as those in which no token chooses an
+    expert; with fewer than `FEWEST_DRAWS` others at some size there is no exponent.
     """
-    keys: Iterable[Any] = numbers[0][0].keys()
+    draws = [of_draw for of_size in numbers for of_draw in of_size]
+    keys: Iterable[Any] = dict.fromkeys(key for of_draw in draws for key in of_draw)
     fits: dict[Any, Fit | None] = {}
     for key in keys:
         samples = [
-            np.array([of_draw.get(key, 0.0) for of_draw in of_size])
+            np.array([of_draw[key] for of_draw in of_size if of_draw.get(key)])
             for of_size in numbers
         ]
-        fits[key] = fit(samples, scales, level)
+        has_enough = all(len(of_size) >= FEWEST_DRAWS for of_size in samples)
+        fits[key] = fit(samples, scales, level) if has_enough else None
     return fits

@@ -285,7 +285,7 @@ class DerivedRule:
         return toml_of(self.content(self._verified()))
 
     def content(self, verified: Sequence[str] = ()) -> FileContent:
-        """What files say; `verified` are sentences."""
+        """The content of the files; `verified` are sentences."""
         return FileContent(
             module=self.module_name,
             optimiser=self.subject.family.name,
@@ -358,8 +358,8 @@ class DerivedRule:
         lr : float
             The learning rate at the smallest width of the derivation.
         steps, draws : int
-            Steps of each training, and initialisations at each width; none of them was
-            used to derive the rule.
+            Steps of each training run, and initialisations at each width; none of them
+            was used to derive the rule.
 
         Returns
         -------
@@ -394,8 +394,8 @@ class DerivedRule:
         largest; none without exponents of the depth.
 
         Changes at depth L differ from their limit by a part of order 1/L. With two
-        layers each is half of the network, and exponents from two layers on differ by
-        more than the tolerance; doubling the depth halves this.
+        layers that part exceeds the tolerance, because each layer is half of the
+        network; doubling the depth halves it.
         """
         if self.depth is None:
             return ()
@@ -403,8 +403,8 @@ class DerivedRule:
         return (*(2 * depth for depth in depths), 4 * max(depths))
 
     def check_seconds(self, steps: int = 3, draws: int = 16) -> float:
-        """About how long `check` takes for all its widths and depths, from one training
-        at each.
+        """An estimate of the time that `check` takes for all its widths and depths,
+        from one training run at each.
         """
         subject = self.subject
         training = self._trained
@@ -484,7 +484,7 @@ class DerivedRule:
         return str(getattr(self.subject.build, "__name__", "build"))
 
     def name_of(self, name: str) -> str:
-        """The rule of the literature whose exponents a parameter has, or ""."""
+        """The published rule that gives a parameter the same exponents, or ""."""
         rule = self._full(name)
         std = self.evidence[name].std
         std_exponent = 0.0
@@ -498,7 +498,7 @@ class DerivedRule:
 
     @property
     def verdict(self) -> str:
-        """The changes of the rule, and the known rules that it agrees with, in a
+        """What the rule changes, and which published rules it agrees with, in a
         sentence or two.
         """
         changed = [
@@ -534,7 +534,7 @@ class DerivedRule:
 
     @property
     def undecided(self) -> list[str]:
-        """The parameters whose updates were measured too coarsely for a rule."""
+        """The parameters whose updates were measured too imprecisely for a rule."""
         return [*self._coarse, *(self.depth.undecided if self.depth else ())]
 
     @property

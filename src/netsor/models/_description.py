@@ -299,7 +299,7 @@ class Description:
         """
         renamed: dict[str, Any] = {}
         for spelled, value in changes.items():
-            name = self._field(spelled)
+            name = self._field_name(spelled)
             if name in renamed:
                 raise ArgumentError(
                     spelled, value, f"given once: {name} is the same field"
@@ -320,10 +320,13 @@ class Description:
                 raise ArgumentError(name, getattr(changed, name), allowed)
         return changed
 
-    def _field(self, spelled: str) -> str:
-        """The name of a field, from that name or from Hugging Face's."""
+    def _field_name(self, name_or_alias: str) -> str:
+        """The name of a field, from that name or from Hugging Face's.
+
+        Other names are an error that names the fields with similar ones.
+        """
         names = [field.name for field in fields(self)]
-        name = field_name(spelled)
+        name = field_name(name_or_alias)
         if name in names:
             return name
         near = difflib.get_close_matches(
@@ -335,8 +338,9 @@ class Description:
             remedy = f"; did you mean {' or '.join(near)}?"
         else:
             remedy = f": choose one of std, {', '.join(names)}"
-        brief = name if name.isidentifier() else shown(name)
-        raise ValueError(f"{brief} is not a field of a Transformer{remedy}")
+        # a name that could be no field, such as "n layers", is quoted
+        quoted = name if name.isidentifier() else shown(name)
+        raise ValueError(f"{quoted} is not a field of a Transformer{remedy}")
 
     def widths(self) -> dict[str, int]:
         """The widths of this model, for `Program.law(**model.widths())`.

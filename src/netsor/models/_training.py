@@ -335,9 +335,7 @@ def refuse(model: Description) -> None:
 def unit_vectors(ids: Sequence[int], count: int) -> ns.Vector:
     """The unit vector e_id of R^count for each id, (ids,)."""
     if max(ids, default=0) >= count:
-        raise ValueError(
-            f"the id {max(ids)} of a token has no logit: the head has {count}"
-        )
+        raise ValueError(f"the token id {max(ids)} has no logit: the head has {count}")
     return ns.data(np.equal.outer(ids, np.arange(count)).astype(float))
 
 

@@ -326,16 +326,16 @@ def _name_of(source: str | Path) -> str:
 
 def _no_model(source: str | Path, error: OSError, is_id: bool) -> ArgumentError:
     """The error for a model that is neither a file nor a known name."""
-    readable = ""
+    wanted = "a file"
     path = Path(source)
     if not isinstance(error, FileNotFoundError):
-        readable = f" that can be read ({error.strerror})"
+        wanted = f"a readable file ({error.strerror})"
     elif path.suffix or len(path.parts) > 2 or path.is_absolute():
-        readable = f" that exists (there is no {path})"
+        wanted = f"a file that exists (there is no {path})"
     near = difflib.get_close_matches(str(source).lower(), names(), n=3, cutoff=0.4)
     meant = f": did you mean {' or '.join(near)}?" if near else "."
     allowed = (
-        f"the path of a file{readable}, or the name of a built-in model{meant}"
+        f"the path of {wanted}, or the name of a built-in model{meant}"
         " `netsor audit --models` lists all"
     )
     if is_id:

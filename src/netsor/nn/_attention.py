@@ -128,11 +128,12 @@ def _bucket_of_distance(
     """
     exact = buckets // 2
     logarithm = np.log(np.maximum(distance, exact) / exact)
-    share = logarithm / math.log(max_distance / exact)
+    share = logarithm / math.log(max_distance / exact)  # 1 at max_distance
     # Rounding of the logarithm must not move a distance at the start of a bucket into
     # the previous one.
     steps = np.floor(share * (buckets - exact) + 1e-9).astype(np.intp)
-    logarithmic = np.minimum(exact + steps, buckets - 1)
+    last_bucket = buckets - 1
+    logarithmic = np.minimum(exact + steps, last_bucket)
     return np.where(distance < exact, distance, logarithmic)
 
 

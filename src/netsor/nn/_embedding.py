@@ -121,7 +121,7 @@ class Embedding:
         self._frozen = False
 
     def as_constants(self) -> Embedding:
-        """The same table, as a constant of derivatives (see `ns.stop_gradient`)."""
+        """The same table, constant in derivatives (see `ns.stop_gradient`)."""
         table = copy(self)
         table.vectors = stop_gradient(self.vectors)
         table._frozen = True

@@ -627,9 +627,9 @@ class _Mixer(Heads):
         distance = np.subtract.outer(positions, positions)  # t − s
         distance = np.maximum(distance, 0)
         powers = gammas[:, None, None] ** distance  # 0^0 = 1
-        powers = powers * np.tri(self.tokens)
+        powers = powers * np.tri(self.tokens)  # 0 for s > t
         batch_axes = (1,) * (self.x.ndim - 1)
-        return powers.reshape(self.heads, *batch_axes, *distance.shape)
+        return powers.reshape(self.heads, *batch_axes, self.tokens, self.tokens)
 
     def readout(self, sigma: float | Scalar, name: str) -> Scalar:
         """⟨w, x_t⟩ for a vector w of each head, (heads, …, tokens).

@@ -239,10 +239,15 @@ def cost(
 
 def chain_bytes(latent: Latent, schedule: Schedule, paths: float = 1) -> float:
     """The memory of chains and particles in bytes, with that of the threads."""
-    numbers = latent.size + latent.entries
-    states = (schedule.kept + 4 * paths * schedule.particles) * numbers
-    references = TEMPERING_STEPS * min(latent.size, schedule.particles / 4) ** 2
-    return 8.0 * (states + latent.size**2 + references) + thread_bytes(latent)
+    numbers_per_state = latent.size + latent.entries
+    states = schedule.kept + 4 * paths * schedule.particles
+    # a correlation matrix of all normals, and of each tempering step the Cholesky
+    # factor of those whose law has changed
+    correlations = latent.size**2
+    changed = min(latent.size, schedule.particles / 4)
+    factors = TEMPERING_STEPS * changed**2
+    numbers = states * numbers_per_state + correlations + factors
+    return 8.0 * numbers + thread_bytes(latent)
 
 
 def thread_bytes(latent: Latent) -> float:
@@ -383,12 +388,14 @@ def _moments(latent: Latent, data: Observations, states: Array) -> Array:
     """
 
     def of_block(mean: Array, columns: Array) -> Array:
-        """The fitted values of some replicas."""
-        return np.concatenate(_likelihood.fitted(mean, columns, data), axis=1)
+        """The means and variances of some replicas, side by side."""
+        fitted_mean, variance = _likelihood.fitted(mean, columns, data)
+        return np.concatenate([fitted_mean, variance], axis=1)
 
     chains, length, size = states.shape
-    moments = latent.over(states.reshape(-1, size), of_block)
-    return np.concatenate(moments).reshape(chains, length, -1)
+    all_states = states.reshape(-1, size)
+    blocks = latent.over(all_states, of_block)
+    return np.concatenate(blocks).reshape(chains, length, -1)
 
 
 def _warn_of_short_chains(r_hat: float, effective: float, schedule: Schedule) -> None:
@@ -752,11 +759,12 @@ class InfiniteHeads:
         # C|²), α = R^(−T) z, z = R^(−1) y
         slopes = []
         for columns in self.factors(MAX_ERROR_DRAWS):
-            half = scipy.linalg.solve_triangular(
+            half = scipy.linalg.solve_triangular(  # R^(−1) C
                 root[0], columns[data.entries], lower=True
             )
-            slopes.append(0.5 * float(np.sum((half.T @ z[0]) ** 2) - np.sum(half**2)))
-        return Estimate(
-            float(_likelihood.log_density(root, z)[0]),
-            float(np.std(slopes)) / math.sqrt(self.draws),
-        )
+            square_along_alpha = np.sum((half.T @ z[0]) ** 2)
+            square = np.sum(half**2)
+            slopes.append(0.5 * float(square_along_alpha - square))
+        value = float(_likelihood.log_density(root, z)[0])
+        error = float(np.std(slopes)) / math.sqrt(self.draws)
+        return Estimate(value, error)

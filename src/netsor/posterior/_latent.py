@@ -143,7 +143,8 @@ class Latent:
 
     def _drawn(self, step: Step, z: Floats) -> Any:
         """The random numbers of a step, made from its normals."""
-        drawn: Any = z[:, self.positions[step]].reshape(len(z), *self.shape(step))
+        normals = z[:, self.positions[step]]
+        drawn: Any = normals.reshape(len(z), *self.shape(step))
         if step.kind == "chi":
             drawn = chi(step.params["freedom"], "float64").of(np, drawn)
         drawn = _laid_out(drawn)

@@ -64,7 +64,8 @@ class Reference(NamedTuple):
     def original(self, w: Array) -> Array:
         """The points z of standardised points w: the inverse of `standardised`."""
         z = w.copy()
-        z[:, self.coordinates] = self.mean + w[:, self.coordinates] @ self.lower.T
+        deviation = w[:, self.coordinates] @ self.lower.T
+        z[:, self.coordinates] = self.mean + deviation
         return z
 
     @property
@@ -128,12 +129,16 @@ def _difference_from_prior(z: Array, mean: Array) -> Array:
     coordinates, which all have the standard error 1/√particles.
     """
     std = z.std(axis=0)
-    standardised = (z - mean) / np.where(std > 0, std, 1.0)
+    safe_std = np.where(std > 0, std, 1.0)
+    standardised = (z - mean) / safe_std
     correlation = standardised.T @ standardised
     np.abs(correlation, out=correlation)  # in place: it may be the largest array
     correlation /= len(z)
     np.fill_diagonal(correlation, 0.0)
-    difference = np.maximum(np.abs(mean), np.abs(std**2 - 1) / math.sqrt(2))
+
+    of_mean = np.abs(mean)
+    of_variance = np.abs(std**2 - 1) / math.sqrt(2)
+    difference = np.maximum(of_mean, of_variance)
     return np.asarray(np.maximum(difference, correlation.max(axis=1)))
 
 
@@ -168,18 +173,23 @@ def advance_chains(
 
     start = around.standardised(chains.z)
     other_axis = _other_axis(start, around, rng)
-    # the height that an accepted point exceeds: as in slice sampling
-    level = log_ratio(chains.z, start, height) + np.log(rng.uniform(size=count))
+
+    def on_ellipse(chain: npt.NDArray[np.intp], theta: Array) -> Array:
+        """w(θ) of some chains, at an angle for each."""
+        cos = np.cos(theta)[:, None]
+        sin = np.sin(theta)[:, None]
+        return np.asarray(cos * start[chain] + sin * other_axis[chain])
+
+    # the level that the log ratio of an accepted point exceeds: as in slice sampling
+    log_ratio_of_start = log_ratio(chains.z, start, height)
+    level = log_ratio_of_start + np.log(rng.uniform(size=count))
     theta = rng.uniform(0.0, 2 * math.pi, count)
     # the brackets of θ
     low = theta - 2 * math.pi
     high = theta.copy()
     moving = np.arange(count)  # chains that have no new point yet
     for _ in range(SHRINKS):
-        angle = theta[moving]
-        cos = np.cos(angle)[:, None]
-        sin = np.sin(angle)[:, None]
-        w = cos * start[moving] + sin * other_axis[moving]
+        w = on_ellipse(moving, theta[moving])
         proposal = around.original(w)
         proposal_height = log_likelihood(proposal)
         evaluations += len(moving)
@@ -345,7 +355,8 @@ def _resample(chains: Chains, step: float, runs: int, rng: Generator) -> Chains:
     log_weight = step * chains.height.reshape(runs, count)
     shares = scipy.special.softmax(log_weight, axis=1)
     share_ends = np.cumsum(shares, axis=1)
-    points = (rng.uniform(size=(runs, 1)) + np.arange(count)) / count
+    u = rng.uniform(size=(runs, 1))
+    points = (u + np.arange(count)) / count
     particles = []
     for run in range(runs):
         number_in_run = np.searchsorted(share_ends[run], points[run])
@@ -366,13 +377,15 @@ class LogMean(NamedTuple):
 
 def mean_of_logs(logs: Array) -> LogMean:
     """log of the mean of exp(logs), with its error and the spread of exp(logs)."""
-    top = float(logs.max())
-    scaled = np.exp(logs - top)
-    spread = float(scaled.std(ddof=1) / scaled.mean())
+    count = len(logs)
+    largest = float(logs.max())
+    scaled = np.exp(logs - largest)
+    mean = scaled.mean()
+    spread = float(scaled.std(ddof=1) / mean)  # relative to the mean
     # two errors cover the truth in 95 % of all cases, so one covers it in more than 68
     # %: in 74 % for eight runs
-    error = student(len(logs), 2.0) * spread / math.sqrt(len(logs))
-    return LogMean(top + math.log(scaled.mean()), error, spread)
+    error = student(count, 2.0) * spread / math.sqrt(count)
+    return LogMean(largest + math.log(mean), error, spread)
 
 
 # Diagnostics of draws (chains, length, quantities), after Vehtari et al. (2021)
@@ -435,7 +448,7 @@ def effective(draws: Array) -> Array:
     chains, length, _ = scores.shape
     total = chains * length
 
-    # ρ at each lag, (lags, quantities), from all chains
+    # ρ at each lag, (lags, quantities), from all chains: 1 − variogram/variance
     autocovariance = _lagged_products(scores).mean(axis=0) / length
     variance = within * (length - 1) / length + between
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -447,10 +460,11 @@ def effective(draws: Array) -> Array:
     even_length = length - length % 2
     pairs = rho[:even_length].reshape(length // 2, 2, -1)
     pair_sums = _falling_and_positive(pairs.sum(axis=1))
+    correlation_time = -1 + 2 * pair_sums.sum(axis=0)
 
     # anticorrelated draws are worth more than independent ones; at most this many times
     most = np.log10(max(total, 10))
-    correlation_time = np.maximum(-1 + 2 * pair_sums.sum(axis=0), 1 / most)
+    correlation_time = np.maximum(correlation_time, 1 / most)
     return np.asarray(np.minimum(total / correlation_time, total * most))
 
 
@@ -470,12 +484,20 @@ def _normal_scores(draws: Array) -> NormalScores:
     """
     length, quantities = draws.shape[1:]
     half = length // 2
-    halves = np.concatenate([draws[:, :half], draws[:, length - half :]])
+    first_halves = draws[:, :half]
+    second_halves = draws[:, length - half :]
+    halves = np.concatenate([first_halves, second_halves])
     count = halves.shape[0] * half
     flat_ranks = scipy.stats.rankdata(halves.reshape(count, quantities), axis=0)
     ranks = flat_ranks.reshape(halves.shape)
+
     # Blom's approximation of the expected normal of each rank
-    scores = np.asarray(scipy.special.ndtri((ranks - 0.375) / (count + 0.25)))
-    within = scores.var(axis=1, ddof=1).mean(axis=0)
-    between = scores.mean(axis=1).var(axis=0, ddof=1)
-    return NormalScores(scores, within, between)
+    probability = (ranks - 0.375) / (count + 0.25)
+    scores = np.asarray(scipy.special.ndtri(probability))
+    variance_of_half = scores.var(axis=1, ddof=1)
+    mean_of_half = scores.mean(axis=1)
+    return NormalScores(
+        scores,
+        within=variance_of_half.mean(axis=0),
+        between=mean_of_half.var(axis=0, ddof=1),
+    )

@@ -348,8 +348,8 @@ def _refuse_fixed_scales(values: Sequence[Value], finite: Sequence[AtWidths]) ->
             raise ExactError(
                 value,
                 f"{op.f.name} of an argument that narrows or grows with the width,"
-                " extrapolated: within the range of the argument at finite widths the"
-                " function is not what it is near the limit of the argument",
+                " extrapolated: over the range of the argument at these widths the"
+                " function behaves differently than near the limit of the argument",
                 instead=(
                     "take eps=0 in a norm, scores over n, or a function without a scale"
                 ),
@@ -657,7 +657,7 @@ class ExtrapolatedLaw:
         return self.limit(lambda law: law.mean())
 
     def var(self) -> Estimate:
-        """The limit of the variance; of several entries, of each."""
+        """The limit of the variance, one number for each entry."""
         return self.limit(lambda law: law.var())
 
     def kurtosis(self) -> Estimate:

@@ -53,10 +53,9 @@ class Program:
 
     A function decorated with `ns.program` returns one; you can also make one from
     values. It holds the outputs, and through their inputs the whole graph. It never
-    changes, and nothing in it depends on numbers for the widths: these are bound by
-    each method that needs them, such as `law`, `draw`, `plan` and `posterior`. All
-    methods describe the same random network, so what two of them compute at the same
-    widths agrees.
+    changes, and it contains no numbers for the widths: methods that need them, such as
+    `law`, `draw`, `plan` and `posterior`, take them as arguments. All methods describe
+    the same random network, so their results at the same widths agree.
 
     `net[i]` is the program of one output of a tuple, or of an index into the only
     output. It keeps the seeds and the widths of the whole program.
@@ -131,7 +130,9 @@ class Program:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of the only output, of its vectors or scalars along each axis."""
+        """The shape of the output: the number of its vectors or scalars along each
+        axis.
+        """
         if isinstance(self.output, tuple):
             raise ValueError(
                 f"{self.name} returns {len(self.output)} values: use the shape of"

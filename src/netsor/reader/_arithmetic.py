@@ -66,6 +66,10 @@ class Call(NamedTuple):
         """The shape of the result."""
         return self.shapes[0]
 
+    def returning(self, shape: Sequence[int]) -> Call:
+        """The same for an operation that returns a tensor of another shape."""
+        return self._replace(shapes=[tuple(shape)])
+
     def computed(self, x: Floats) -> Floats:
         """The result of the framework for an array that stands for the argument."""
         if self.of_array is None:
@@ -78,12 +82,16 @@ class Call(NamedTuple):
         Given numbers have their coordinates along the last axis.
         """
         x = self.settled(x)
-        if isinstance(x, np.ndarray) and x.ndim and np.issubdtype(x.dtype, np.floating):
-            return Vectors.of(ns.data(x))
+        if isinstance(x, np.ndarray):
+            is_floating = np.issubdtype(x.dtype, np.floating)
+            if x.ndim and is_floating:
+                return Vectors.of(ns.data(x))
         if isinstance(x, Vectors) and x.is_interleaved:
             x = self.draws.entries(x)
-        if isinstance(x, Scalars) and x.shown is None and x.shape:
-            return vectors_of_scalars(x)
+        if isinstance(x, Scalars):
+            is_masked = x.shown is not None
+            if x.shape and not is_masked:
+                return vectors_of_scalars(x)
         if not isinstance(x, Vectors):
             raise Refusal(f"needs vectors, got {kind(x)}")
         return x
@@ -92,8 +100,9 @@ class Call(NamedTuple):
         """Vectors, scalars or numbers: nothing that waits to be recognised."""
         if isinstance(x, Random):
             is_one_number = not x.shape
-            draws = self.draws
-            return draws.entries_of_parameter(x) if is_one_number else draws.vectors(x)
+            if is_one_number:
+                return self.draws.entries_of_parameter(x)
+            return self.draws.vectors(x)
         if isinstance(x, Linear):
             return settled(x)
         if isinstance(x, Interleaved):
@@ -107,13 +116,9 @@ class Call(NamedTuple):
         along which the other operand has indices are scalars.
         """
         x, y = self._settled_pair(first, second)
-
-        def rank(operand: Tensor) -> int:
-            if isinstance(operand, Vectors):
-                return 0
-            return 1 if isinstance(operand, Scalars) else 2
-
-        return [x, y] if rank(x) <= rank(y) else [y, x]
+        if _rank(x) <= _rank(y):
+            return [x, y]
+        return [y, x]
 
     def _settled_pair(self, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
         """Two operands whose coordinates, indices and numbers can be combined."""
@@ -133,7 +138,9 @@ class Call(NamedTuple):
 
     def _vectors_beside_scalars(self, x: Vectors, y: Scalars) -> tuple[Tensor, Tensor]:
         """Both of one kind, if the scalars differ along the coordinates."""
-        return self._of_one_kind(x, y) if _varies_along(y, x.from_end) else (x, y)
+        if not _varies_along(y, x.from_end):
+            return x, y
+        return self._of_one_kind(x, y)
 
     def beside(self, x: Tensor, other: Tensor) -> Tensor:
         """`settled` for an operand: a parameter takes the axis of coordinates it meets.
@@ -160,11 +167,11 @@ class Call(NamedTuple):
 
     def unless_repeated(self, x: Tensor, factors: Floats) -> Tensor:
         """Vectors beside given numbers; a single coordinate beside many is a scalar."""
-        if not isinstance(x, Vectors | Linear) or x.shape[-1:] == ():
+        if not isinstance(x, Vectors | Linear) or not x.shape:
             return x
-        coordinates = -1 if isinstance(x, Linear) else x.from_end
-        is_repeated = x.shape[coordinates] == 1 and _varies_along(factors, coordinates)
-        if not is_repeated:
+        axis = -1 if isinstance(x, Linear) else x.from_end  # of the coordinates
+        has_one_coordinate = x.shape[axis] == 1
+        if not has_one_coordinate or not _varies_along(factors, axis):
             return x
         vectors = settled(x) if isinstance(x, Linear) else x
         return self.draws.entries(vectors)
@@ -174,8 +181,10 @@ class Call(NamedTuple):
 
         They are vectors if there are many coordinates, and no mask; else scalars.
         """
-        has_many = x.shape[x.axis] != 1 and not has_few_coordinates(x)
-        if x.last and has_many and y.shown is None:
+        has_one_coordinate = x.shape[x.axis] == 1
+        has_many_coordinates = not has_one_coordinate and not has_few_coordinates(x)
+        is_masked = y.shown is not None
+        if x.last and has_many_coordinates and not is_masked:
             return x, vectors_of_scalars(y)
         return self.draws.scalars(x), y
 
@@ -194,14 +203,15 @@ class Call(NamedTuple):
             if size_a == 1:
                 return self.draws.entries(a), b
             return a, self.draws.entries(b)
-        b_has_indices = _varies_along(b, a.from_end)  # along the coordinates of a
-        a_has_indices = _varies_along(a, b.from_end)
-        if not a_has_indices and not b_has_indices:
-            b_has_indices = size_a < size_b or (size_a == size_b and b.last)
-            a_has_indices = not b_has_indices
-        settled_a = self.draws.entries(a) if b_has_indices else a
-        settled_b = self.draws.entries(b) if a_has_indices else b
-        return settled_a, settled_b
+        a_becomes_scalars = _varies_along(b, a.from_end)
+        b_becomes_scalars = _varies_along(a, b.from_end)
+        if not a_becomes_scalars and not b_becomes_scalars:
+            # all coordinates meet all; of equally many, those of the last axis stay
+            a_becomes_scalars = size_a < size_b or (size_a == size_b and b.last)
+            b_becomes_scalars = not a_becomes_scalars
+        x: Tensor = self.draws.entries(a) if a_becomes_scalars else a
+        y: Tensor = self.draws.entries(b) if b_becomes_scalars else b
+        return x, y
 
 
 def vectors_of_scalars(x: Scalars) -> Vectors:
@@ -212,6 +222,15 @@ def vectors_of_scalars(x: Scalars) -> Vectors:
         f"vectors of {size} scalars: at most {MOST_ENTRIES} are read",
     )
     return Vectors.of(x.value @ ns.data(np.eye(size)))
+
+
+def _rank(x: Tensor) -> int:
+    """The order of operands: vectors, scalars, numbers."""
+    if isinstance(x, Vectors):
+        return 0
+    if isinstance(x, Scalars):
+        return 1
+    return 2
 
 
 def is_random(x: Tensor) -> bool:
@@ -263,8 +282,12 @@ def values_beside(a: Vectors, b: Tensor) -> Any:
             return b.value
         later_axes = (slice(None),) * (-axis - 1)
         return b.value[(..., 0, *later_axes)]
-    factors = np.moveaxis(b, axis, -1) if b.ndim >= -axis else b[..., None]
-    if factors.shape[-1] == 1 or np.ptp(factors, axis=-1).max() == 0:
+    if b.ndim >= -axis:
+        factors = np.moveaxis(b, axis, -1)
+    else:
+        factors = b[..., None]
+    has_one_entry = factors.shape[-1] == 1
+    if has_one_entry or np.ptp(factors, axis=-1).max() == 0:
         return factors[..., 0]  # the same for all coordinates
     return ns.data(factors)
 
@@ -279,7 +302,9 @@ def _expanded(a: Vectors, shape: Shape) -> Vectors:
 
 def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     """a + alpha · other."""
-    b: Any = other if alpha == 1 else multiply(call, other, float(alpha))
+    b: Any = other
+    if alpha != 1:
+        b = multiply(call, other, float(alpha))
     if same_vectors(a, b) and a.shape == b.shape:
         return Linear.sum(a, b)
     centred = _centred(call, a, b) or _centred(call, b, a)
@@ -345,14 +370,16 @@ def _is_one(factor: float) -> bool:
 def _add_to_vectors(call: Call, a: Vectors, b: Any) -> Tensor:
     """The sum of vectors and vectors, scalars or numbers."""
     if isinstance(b, Scalars):
-        return Vectors.of(a.plain + values_beside(a, b.before(a.shape)), a.from_end)
+        b = b.before(a.shape)
     if not is_random(b):
         is_mask = (b <= MASKED).any()
         if is_mask and call.draws.can_be_scores(a):  # relative positions of heads
-            return add(call, call.draws.scalars(a), b)
+            scores = call.draws.scalars(a)
+            return add(call, scores, b)
         if not b.any():
             return _expanded(a, b.shape)
-    return Vectors.of(a.plain + values_beside(a, b), a.from_end)
+    summed = a.plain + values_beside(a, b)
+    return Vectors.of(summed, a.from_end)
 
 
 def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
@@ -361,25 +388,30 @@ def subtract(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor
 
 
 def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
-    """The sum has the masks of both."""
+    """The sum of scalars and scalars or numbers, which has the masks of both."""
     if isinstance(b, Scalars):
-        return Scalars(a.unmasked + b.unmasked).lowered(a.low).lowered(b.low)
-    if not b.any() and a.shape == np.broadcast_shapes(a.shape, b.shape):
+        both = Scalars(a.unmasked + b.unmasked)
+        return both.lowered(a.low).lowered(b.low)
+    if not b.any() and np.broadcast_shapes(a.shape, b.shape) == a.shape:
         return a
-    is_one_number = b.size == 1 and b.ndim <= len(a.shape)
-    is_mean_square = a.root is not None and a.root.power == 1 and _is_one(a.factor)
-    if a.root is not None and is_mean_square and is_one_number:
-        return _with_eps(a, a.root, float(b.ravel()[0]))
-    total = Scalars(a.unmasked + np.where(b <= NEVER, 0.0, b)).lowered(a.low)
+    if a.root is not None:
+        is_mean_square = a.root.power == 1 and _is_one(a.factor)
+        is_one_number = b.size == 1 and b.ndim <= len(a.shape)
+        if is_mean_square and is_one_number:
+            return _with_eps(a, a.root, float(b.ravel()[0]))
+    without_mask = np.where(b <= NEVER, 0.0, b)
+    total = Scalars(a.unmasked + without_mask).lowered(a.low)
     # low numbers are masks: scores that reports do not show, or that are left out
     is_low = b <= MASKED
-    return total.lowered(np.where(is_low, b, 0.0)) if is_low.any() else total
+    if not is_low.any():
+        return total
+    return total.lowered(np.where(is_low, b, 0.0))
 
 
 def _with_eps(a: Scalars, root: Root, eps: float) -> Scalars:
     """The mean square of vectors plus a number, which a norm takes the root of."""
     radicand = a.base + eps
-    new_root = Root(root.vectors, radicand, root.eps + eps)
+    new_root = Root(vectors=root.vectors, radicand=radicand, eps=root.eps + eps)
     return replace(a, base=radicand, factor=1.0, root=new_root)
 
 
@@ -405,22 +437,20 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
         return square
     if isinstance(b, Scalars):
         return _multiply_by_scalars(a, b.before(a.shape))
-    return Vectors.of(a.plain * values_beside(a, b), a.from_end)
+    products = a.plain * values_beside(a, b)
+    return Vectors.of(products, a.from_end)
 
 
 def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
     """Vectors times scalars; times their own root of power −1/2 it is `rms_norm`."""
     root = b.root
-    is_own_root = (
-        root is not None
-        and root.power == -0.5
-        and _is_one_for_each(b, a)
-        and _are_same(root.vectors, a)
-    )
-    if root is not None and is_own_root:
-        normed = ns.rms_norm(a.plain, root.eps, gain=b.factor)
-        return Vectors.of(normed, a.from_end)
-    return Vectors.of(values_beside(a, b) * a.plain, a.from_end)
+    if root is not None and _is_one_for_each(b, a):
+        is_inverse_root = root.power == -0.5
+        if is_inverse_root and _are_same(root.vectors, a):
+            normed = ns.rms_norm(a.plain, root.eps, gain=b.factor)
+            return Vectors.of(normed, a.from_end)
+    products = values_beside(a, b) * a.plain
+    return Vectors.of(products, a.from_end)
 
 
 def _is_one_for_each(scalars: Scalars, x: Vectors) -> bool:
@@ -432,19 +462,20 @@ def _is_one_for_each(scalars: Scalars, x: Vectors) -> bool:
 
 def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
     """A random tensor times given numbers."""
-    number: float | None = None
-    if c.size == 1 and c.ndim <= len(a.shape):
-        number = float(c.ravel()[0])
     if c.size > 1 and not c.any():
         return np.zeros(call.shape)
-    if isinstance(a, Vectors) and a.is_interleaved and number is None:
+    adds_no_axes = c.ndim <= len(a.shape)
+    is_one_number = c.size == 1 and adds_no_axes
+    if isinstance(a, Vectors) and a.is_interleaved and not is_one_number:
         a = call.draws.entries(a)
     a = call.unless_repeated(a, c)
     if isinstance(a, Scalars):
-        return Scalars(a.value * c) if number is None else _scaled(a, number)
-    if isinstance(a, Linear) and c.ndim <= len(a.shape):
+        if is_one_number:
+            return _scaled(a, float(c.ravel()[0]))
+        return Scalars(a.value * c)
+    if isinstance(a, Linear) and adds_no_axes:
         return Linear.scaled(a, c)
-    if number == 1.0:
+    if is_one_number and c.ravel()[0] == 1:
         return a
     return _multiply_vectors_by_numbers(call.vectors(a), c)
 
@@ -453,11 +484,13 @@ def _multiply_vectors_by_numbers(a: Vectors, c: Floats) -> Tensor:
     """Vectors times given numbers."""
     factors = values_beside(a, c)
     differ_by_coordinate = isinstance(factors, ns.Vector)
-    if differ_by_coordinate and a.last:
-        return Linear.scaled(a, c)
-    if not differ_by_coordinate and (factors == 1).all():
+    if differ_by_coordinate:
+        if a.last:
+            return Linear.scaled(a, c)
+    elif (factors == 1).all():
         return _expanded(a, c.shape)
-    return Vectors.of(factors * a.plain, a.from_end)
+    products = factors * a.plain
+    return Vectors.of(products, a.from_end)
 
 
 def _scaled(a: Scalars, c: float) -> Scalars:
@@ -468,7 +501,9 @@ def _scaled(a: Scalars, c: float) -> Scalars:
     )
     low = None
     if a.low is not None and c > 0:
-        low = np.where(a.low <= NEVER, np.minimum(c * a.low, NEVER), c * a.low)
+        # what a softmax leaves out stays left out, also times a small number
+        still_never = np.minimum(c * a.low, NEVER)
+        low = np.where(a.low <= NEVER, still_never, c * a.low)
     root = a.root if c > 0 else None
     return replace(a, factor=a.factor * c, root=root, low=low)
 
@@ -511,20 +546,22 @@ def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
 def raised(x: Scalars, k: float) -> Scalars:
     """x^k; of a mean square it waits to be multiplied by the vectors."""
 
-    def raise_scalars(scalars: ns.Scalar) -> ns.Scalar:
-        return 1.0 / scalars if k == -1 else scalars**k
+    def to_the_power(scalars: ns.Scalar) -> ns.Scalar:
+        if k == -1:
+            return 1.0 / scalars
+        return scalars**k
 
     if x.root is None:
         not_repeated = replace(x, expanded=None).value
         average = None
         if x.average is not None and _is_one(x.factor):
             average = replace(x.average, power=x.average.power * k)
-        return Scalars(
-            raise_scalars(not_repeated), average=average, expanded=x.expanded
-        )
-    root = replace(x.root, power=x.root.power * k)
+        return Scalars(to_the_power(not_repeated), average=average, expanded=x.expanded)
     return Scalars(
-        base=raise_scalars(x.base), factor=x.factor**k, root=root, expanded=x.expanded
+        base=to_the_power(x.base),
+        factor=x.factor**k,
+        root=replace(x.root, power=x.root.power * k),
+        expanded=x.expanded,
     )
 
 
@@ -616,7 +653,8 @@ def log_of_sum(call: Call, x: Tensor, y: Tensor) -> Vectors:
     """log(e^x + e^y) of vectors."""
     a, b = call.ranked(x, y)
     refuse_if(not isinstance(b, Vectors), "the logarithm of a sum of other numbers")
-    return Vectors.of(ns.nonlin(LOG_OF_SUM, a.plain, b.plain), a.from_end)
+    logs = ns.nonlin(LOG_OF_SUM, a.plain, b.plain)
+    return Vectors.of(logs, a.from_end)
 
 
 class Bounds(NamedTuple):
@@ -641,10 +679,10 @@ class Bounds(NamedTuple):
         """
         xp = array_namespace(x)
         value = self._unbounded(x)
-        inside = (value >= self.least) & (value <= self.most)
-        where_inside = xp.where(inside, x, 1.0)
-        slope = self.factor * self.power * where_inside ** (self.power - 1.0)
-        return xp.where(inside, slope, 0.0)
+        is_inside = (value >= self.least) & (value <= self.most)
+        inside_or_one = xp.where(is_inside, x, 1.0)
+        slope = self.factor * self.power * inside_or_one ** (self.power - 1.0)
+        return xp.where(is_inside, slope, 0.0)
 
     @property
     def function(self) -> Function:
@@ -735,7 +773,8 @@ def _reduced(
         factor = float(math.prod(x.shape[axis] for axis in reduced))
     shape = _reduced_shape(x.shape, reduced, keepdims)
     if isinstance(x, Scalars):
-        return Scalars(x.value.mean(axis=tuple(reduced)).reshape(*shape), factor)
+        means_of_scalars = x.value.mean(axis=tuple(reduced))
+        return Scalars(means_of_scalars.reshape(*shape), factor)
     # axes of indices, as axes of `x.plain`, which has no axis of coordinates
     index_axes = tuple(
         axis - 1 if axis > x.axis else axis for axis in reduced if axis != x.axis
@@ -765,13 +804,8 @@ def _mean_of_coordinates(
 
     Of squares of vectors alone, they are mean squares, which norms are made of.
     """
-    vectors = call.draws.squares.get(x.plain)
-    is_mean_square = (
-        vectors is not None
-        and (vectors.shape, vectors.axis) == (x.shape, x.axis)
-        and not index_axes
-    )
-    if vectors is not None and is_mean_square:
+    vectors = _root_of_squares(call, x)
+    if vectors is not None and not index_axes:
         column = vectors.plain[..., None]
         mean_square = ns.mean_dot(column, column)[..., 0, 0].reshape(*shape)
         return Scalars(mean_square, factor, root=Root(vectors, mean_square))
@@ -780,6 +814,15 @@ def _mean_of_coordinates(
         scalars = scalars.mean(axis=index_axes)
     average = None if index_axes else Average(x)
     return Scalars(scalars.reshape(*shape), factor, average=average)
+
+
+def _root_of_squares(call: Call, x: Vectors) -> Vectors | None:
+    """The vectors whose squares are x, coordinate by coordinate; None if unknown."""
+    vectors = call.draws.squares.get(x.plain)
+    if vectors is None:
+        return None
+    is_moved = (vectors.shape, vectors.axis) != (x.shape, x.axis)
+    return None if is_moved else vectors
 
 
 def norm(
@@ -814,11 +857,10 @@ def variance(
     average = mean(call, x, axes=x.axis, keepdims=True)
     # the difference of two means would lose digits
     centred = subtract(call, x, average)
-    square = mean(
-        call, x=multiply(call, centred, centred), axes=x.axis, keepdims=keepdims
-    )
+    squares = multiply(call, centred, centred)
+    mean_square = mean(call, x=squares, axes=x.axis, keepdims=keepdims)
     size = x.shape[x.axis]
-    return _scaled(square, size / (size - correction))
+    return _scaled(mean_square, size / (size - correction))
 
 
 def normalised(
@@ -836,10 +878,14 @@ def normalised(
         len(normalized_shape) > 1 or not x.last,
         "norms are read over the last axis, if it holds the coordinates",
     )
-    y: Tensor = Vectors.of(f(x.plain, call.eps if eps is None else eps))
+    if eps is None:
+        eps = call.eps
+    y: Tensor = Vectors.of(f(x.plain, eps))
     if weight is not None:
         y = multiply(call, y, weight)
-    return y if bias is None else add(call, y, bias)
+    if bias is not None:
+        y = add(call, y, bias)
+    return y
 
 
 # Matrix products and attention
@@ -856,17 +902,18 @@ def linear(call: Call, x: Tensor, weight: Tensor, bias: Tensor = None) -> Tensor
     known_numbers = None if is_random(x) else numbers(x)
     x = call.vectors(x)
     if x.from_end == -2:  # it mixes tokens: its entries are scalars
-        size, count = call.shape[-2:]
-        turned = call._replace(shapes=[(*call.shape[:-2], count, size)])
-        mixed = matmul(turned, weight, transposed(x))
+        *batch, rows, columns = call.shape
+        mixed = matmul(call.returning((*batch, columns, rows)), weight, transposed(x))
         return _with_bias(call, transposed(mixed), bias)
     refuse_if(
         not x.last,
         "a matrix acts on an axis that does not hold the coordinates of vectors",
     )
     if call.draws.acts_row_by_row(weight):
-        return _with_bias(call, _product_of_rows(call, x, weight), bias)
-    return _with_bias(call, call.draws.product(weight, x.plain, known_numbers), bias)
+        product: Tensor = _product_of_rows(call, x, weight)
+    else:
+        product = call.draws.product(weight, x.plain, known_numbers)
+    return _with_bias(call, product, bias)
 
 
 def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
@@ -874,11 +921,11 @@ def _product_of_rows(call: Call, x: Vectors, weight: Random) -> Scalars:
 
     x has the shape (…, inputs), the result (…, outputs).
     """
+    *batch, inputs = x.shape
     outputs = weight.shape[0]
-    inputs = x.shape[-1]
     rows = call.draws.vectors(weight).plain
     products = ns.dot(x.plain.reshape(-1), rows)  # Σ x w / √inputs
-    return Scalars(products.reshape(*x.shape[:-1], outputs), math.sqrt(inputs))
+    return Scalars(products.reshape(*batch, outputs), math.sqrt(inputs))
 
 
 def _with_bias(call: Call, product: Tensor, bias: Tensor) -> Tensor:
@@ -916,9 +963,10 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     if isinstance(other, Random) and len(other.shape) == 3 and is_random(x):
         return _product_of_batch(call, x, other)
     y = call.settled(other)
-    is_matrix = isinstance(x, Random) and len(x.shape) == 2
-    if is_matrix and isinstance(y, Vectors) and y.from_end == -2:  # W y
-        return transposed(linear(call, transposed(y), x))
+    if isinstance(x, Random) and len(x.shape) == 2:
+        are_columns = isinstance(y, Vectors) and y.from_end == -2
+        if are_columns:  # W y
+            return transposed(linear(call, transposed(y), x))
     return _product_of_settled(call, call.settled(x), y)
 
 
@@ -928,18 +976,20 @@ def _product_of_settled(call: Call, x: Tensor, y: Tensor) -> Tensor:
         return np.zeros(call.shape)
     if len(y.shape) == 1 and isinstance(y, Vectors | Scalars):
         return _product_with_column(call, x, y)
-    are_vectors = isinstance(x, Vectors) and isinstance(y, Vectors)
-    if are_vectors and x.last and y.from_end == -2:
-        scores = ns.dot(x.plain, transposed(y).plain)
-        return Scalars(scores, math.sqrt(x.shape[-1]))
+    if isinstance(x, Vectors) and isinstance(y, Vectors):
+        sums_over_coordinates = x.last and y.from_end == -2
+        if sums_over_coordinates:
+            width = x.shape[-1]
+            scores = ns.dot(x.plain, transposed(y).plain)  # Σ x y / √width
+            return Scalars(scores, math.sqrt(width))
     return _combination(call, x, y)
 
 
 def _product_with_column(call: Call, x: Tensor, y: Vectors | Scalars) -> Tensor:
     """The product with a tensor of one axis, as with a matrix of one column."""
     column = y.viewed(Reshape((y.shape[0], 1)))
-    with_column = call._replace(shapes=[(*call.shape, 1)])
-    return matmul(with_column, x, column).viewed(Reshape(call.shape))
+    product = matmul(call.returning((*call.shape, 1)), x, column)
+    return product.viewed(Reshape(call.shape))
 
 
 def is_zero(x: Tensor) -> bool:
@@ -974,15 +1024,19 @@ def _has_coordinates_in_batch(x: Tensor) -> bool:
 
 def _sum_of_products(call: Call, x: Tensor, y: Tensor) -> Tensor:
     """x @ y as the products of all entries, (…, row, summed, column), and their sum."""
-    x, y = _or_numbers(x), _or_numbers(y)
-    rows = _with_shape(x, (*x.shape, 1))
+    x = _or_numbers(x)
+    y = _or_numbers(y)
     *batch, summed, columns = y.shape
-    columns = _with_shape(y, (*batch, 1, summed, columns))
-    return total(call, x=multiply(call, rows, columns), axes=-2)
+    products = multiply(
+        call,
+        _with_shape(x, (*x.shape, 1)),
+        _with_shape(y, (*batch, 1, summed, columns)),
+    )
+    return total(call, x=products, axes=-2)
 
 
 def _or_numbers(x: Tensor) -> Tensor:
-    """A tensor; given numbers as an array."""
+    """A random tensor itself; given numbers as an array."""
     return x if is_random(x) else numbers(x)
 
 
@@ -997,6 +1051,7 @@ def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     Coordinates that the product sums over become scalars. Where all coordinates of x
     meet all of y, those of the narrower factor do.
     """
+    # the product sums over the last axis of x and the last but one of y
     if isinstance(y, Vectors) and y.from_end == -2:
         y = call.draws.entries(y)
     if isinstance(x, Vectors) and x.last:
@@ -1005,7 +1060,9 @@ def _with_entries(call: Call, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         return x, y
     if x.from_end != -2 or y.from_end != -1:
         raise Refusal("a product of vectors along axes of the batch")
-    if x.shape[-2] < y.shape[-1]:
+    size_x = x.shape[-2]
+    size_y = y.shape[-1]
+    if size_x < size_y:
         return call.draws.entries(x), y
     return x, call.draws.entries(y)
 
@@ -1152,7 +1209,10 @@ def _with_mask(call: Call, x: Tensor, kept: Any, fill: Floats) -> Scalars:
         scores = kept_scores + np.where(kept | is_never, 0.0, fill)
     low_before = 0.0 if x.low is None else x.low
     low = np.where(kept, low_before, fill)
-    return Scalars(scores).lowered(low if low.any() else None)
+    masked = Scalars(scores)
+    if low.any():
+        masked = masked.lowered(low)
+    return masked
 
 
 def detach(call: Call, x: Tensor) -> Tensor:
@@ -1165,5 +1225,5 @@ def detach(call: Call, x: Tensor) -> Tensor:
         return replace(x, x=call.draws.without_gradient(x.x))
     x = call.settled(x)
     if isinstance(x, Scalars):
-        return replace(x, base=ns.stop_gradient(x.base), root=None)
+        return replace(x, base=ns.stop_gradient(x.base), root=None, average=None)
     return call.draws.without_gradient(x)

@@ -153,7 +153,8 @@ class Vectors(View):
 
         So it is after `x[..., 3:4].squeeze(-1)`, or where such a part is repeated.
         """
-        least = min((stride for stride in self.layout.strides if stride), default=0)
+        nonzero_strides = [stride for stride in self.layout.strides if stride]
+        least = min(nonzero_strides, default=0)
         if self.value.width.factor == 1:  # of numbers, any axis may be the coordinates
             return least not in (1, 2)
         return least != 1
@@ -168,8 +169,9 @@ class Vectors(View):
         strides = self.layout.strides
         least = min(stride for stride in strides if stride)
         candidates = [k for k, stride in enumerate(strides) if stride == least]
-        # axes of size 1 may share the stride: they come last
-        return max(candidates, key=lambda k: (self.shape[k] > 1, k))
+        # the last one, but axes of size 1 may share the stride with a longer one
+        longer = [k for k in candidates if self.shape[k] > 1]
+        return max(longer or candidates)
 
     @property
     def from_end(self) -> int:
@@ -191,8 +193,10 @@ class Vectors(View):
     @property
     def piece(self) -> int:
         """The length of the longest pieces of coordinates that stay together."""
-        divisors = self.shape[self.axis], self.value.width.factor
-        return math.gcd(*divisors, int(np.gcd.reduce(self._starts, axis=None)))
+        size = self.shape[self.axis]
+        width = self.value.width.factor
+        divisor_of_starts = int(np.gcd.reduce(self._starts, axis=None))
+        return math.gcd(size, width, divisor_of_starts)
 
     @cached_property
     def plain(self) -> Vector:
@@ -237,12 +241,14 @@ class Vectors(View):
 
         An integer drops the axis; a slice or an array keeps it.
         """
-        coordinates = self.axis
-        axis_of_plain = axis - 1 if axis > coordinates else axis
-        key = (slice(None),) * axis_of_plain + (index,)
-        if isinstance(index, int) and axis < coordinates:
-            coordinates -= 1
-        return Vectors.of(self.plain[key], coordinates)
+        coordinate_axis = self.axis
+        axis_of_plain = axis - 1 if axis > coordinate_axis else axis
+        axes_before = (slice(None),) * axis_of_plain
+        picked = self.plain[(*axes_before, index)]
+        drops_axis = isinstance(index, int)
+        if drops_axis and axis < coordinate_axis:
+            coordinate_axis -= 1
+        return Vectors.of(picked, coordinate_axis)
 
     def part(self, start: int, stop: int) -> Vectors:
         """Coordinates from start to stop."""
@@ -339,7 +345,9 @@ class Scalars:
         if low is None:
             return self
         low = np.broadcast_to(low, self.shape)
-        return replace(self, low=low if self.low is None else self.low + low)
+        if self.low is not None:
+            low = self.low + low
+        return replace(self, low=low)
 
     @property
     def allowed(self) -> Bools | None:
@@ -575,20 +583,16 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     """
     varying = _varying_axes(after)
     if len(varying) > 1:
-        axis = varying[0]
-        sequences = []
-        for number in range(x.shape[axis]):
-            sequence = x.pick(axis, slice(number, number + 1))
-            turned = after.take([number], axis=axis + 1)
-            sequences.append(_rotated_from_first(sequence, before, turned).plain)
-        return Vectors.of(join(sequences, axis))
+        return _rotated_one_by_one(x, before, after, batch_axis=varying[0])
     token_axis = varying[0] if varying else after.ndim - 3
-    tokens, size = x.shape[token_axis], x.shape[-1]
+    tokens = x.shape[token_axis]
+    size = x.shape[-1]
     before = before.reshape(2, 1, size)
+    # the image has an axis of the two probes before those of x, and is the same along
+    # all but that of the tokens: (2, tokens or 1, coordinates)
     rows = after.shape[token_axis + 1]
-    rows_last = np.moveaxis(after, token_axis + 1, -2)
-    by_token = rows_last.reshape(2, -1, rows, size)  # and by all other axes
-    after = by_token[:, 0]
+    tokens_last = np.moveaxis(after, token_axis + 1, -2)
+    after = tokens_last.reshape(2, -1, rows, size)[:, 0]
     # the coordinates from `changed` on stay as they are
     differs = (after != before).any(axis=(0, 1))  # (coordinates,)
     changed = int(np.flatnonzero(differs)[-1]) + 1
@@ -604,24 +608,49 @@ def _rotated_from_first(x: Vectors, before: Floats, after: Floats) -> Vectors:
     return Vectors.of(value).moved(-2, token_axis)
 
 
+def _rotated_one_by_one(
+    x: Vectors, before: Floats, after: Floats, batch_axis: int
+) -> Vectors:
+    """`_rotated_from_first` for each sequence of a batch by itself."""
+    sequences = []
+    for number in range(x.shape[batch_axis]):
+        sequence = x.pick(batch_axis, slice(number, number + 1))
+        after_of_sequence = after.take([number], axis=batch_axis + 1)
+        rotated = _rotated_from_first(sequence, before, after_of_sequence)
+        sequences.append(rotated.plain)
+    return Vectors.of(join(sequences, batch_axis))
+
+
 def _turned_by_tokens(value: Vector, rotation: Rotation) -> Vector:
     """Vectors (…, tokens) whose pairs are turned by the angles of their tokens.
 
     All tokens of a run are turned as the first one, and from it to each token.
     """
     angles = np.angle(rotation.turns)  # (tokens, pairs)
-    # differences of angles are taken between −π and π
-    steps = np.remainder(np.diff(angles, axis=0) + math.pi, 2 * math.pi) - math.pi
-    runs = []
+    differences = np.diff(angles, axis=0)
+    # from −π to π
+    steps = np.remainder(differences + math.pi, 2 * math.pi) - math.pi
+    turned_runs = []
     for run in _runs(steps):
-        frequencies = steps[run.start : run.stop - 1].mean(axis=0) if run[1:] else 0.0
-        frequencies = np.broadcast_to(frequencies, angles.shape[-1:])
-        tokens = value[..., run.start : run.stop]
-        ones = np.ones(len(run))
-        turned = _turned(tokens, ones, angles[run.start], rotation.interleaved)
-        positions = np.arange(len(run))
-        runs.append(_turned(turned, positions, frequencies, rotation.interleaved))
-    return runs[0] if len(runs) == 1 else join(runs, axis=-1)
+        frequencies = np.zeros(angles.shape[-1])
+        if len(run) > 1:
+            frequencies = steps[run.start : run.stop - 1].mean(axis=0)
+        as_first_token = _turned(
+            value[..., run.start : run.stop],
+            positions=np.ones(len(run)),
+            frequencies=angles[run.start],
+            interleaved=rotation.interleaved,
+        )
+        turned = _turned(
+            as_first_token,
+            positions=np.arange(len(run)),
+            frequencies=frequencies,
+            interleaved=rotation.interleaved,
+        )
+        turned_runs.append(turned)
+    if len(turned_runs) == 1:
+        return turned_runs[0]
+    return join(turned_runs, axis=-1)
 
 
 def _runs(steps: Floats) -> list[range]:
@@ -631,7 +660,8 @@ def _runs(steps: Floats) -> list[range]:
     be 0, and positions then begin again.
     """
     runs = []
-    start, tokens = 0, len(steps) + 1
+    tokens = len(steps) + 1
+    start = 0
     while start < tokens:
         stop = start + 1
         while stop < tokens and _is_small(steps[stop - 1] - steps[start]):
@@ -687,9 +717,10 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
     coordinates is a complex number, which the rotation multiplies by `gain` e^(iθ).
     """
     half = np.arange(turned // 2)
-    ends = half, half + turned // 2
-    neighbours = 2 * half, 2 * half + 1
-    layouts = ((ends, ends), (neighbours, neighbours), (neighbours, ends))
+    halves = half, half + turned // 2  # pairs (f, f + r/2)
+    neighbours = 2 * half, 2 * half + 1  # pairs (2f, 2f + 1)
+    # the pairs before the rotation, and where it writes them
+    layouts = ((halves, halves), (neighbours, neighbours), (neighbours, halves))
     for old_pairs, new_pairs in layouts:
         old = _as_complex(before, old_pairs)
         new = _as_complex(after, new_pairs)
@@ -703,8 +734,8 @@ def _rotation(before: Floats, after: Floats, turned: int, tokens: int) -> Rotati
         all_grow = turned == before.shape[-1] or abs(gain - 1) < GAIN_TOLERANCE
         if one_angle and one_gain and turned % 2 == 0 and all_grow:
             return Rotation(
-                turns,
-                gain,
+                turns=turns,
+                gain=gain,
                 interleaved=old_pairs is neighbours,
                 sorted=old_pairs is not new_pairs,
             )

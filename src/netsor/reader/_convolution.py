@@ -91,11 +91,9 @@ class Windows(NamedTuple):
         dilations = self.dilation or (1,) * len(self.kernel)
         by_axis = []
         for axis, size in enumerate(sizes):
-            windows = np.arange(counts[axis])
-            entries = np.arange(self.kernel[axis])
-            starts = self.stride[axis] * windows - self.padding[axis]
-            # (windows, entries)
-            positions = starts[:, None] + dilations[axis] * entries
+            starts = self.stride[axis] * np.arange(counts[axis]) - self.padding[axis]
+            steps = dilations[axis] * np.arange(self.kernel[axis])
+            positions = starts[:, None] + steps  # (windows, kernel entries)
             is_outside = (positions < 0) | (positions >= size)
             by_axis.append(np.where(is_outside, OUTSIDE, positions))
         return on_grid(by_axis, sizes)
@@ -148,8 +146,9 @@ def taken(x: ns.Vector, positions: Ints, ndim: int) -> ns.Vector:
 def _taken_numbers(x: Floats, positions: Ints, ndim: int) -> Floats:
     """`taken` for given numbers."""
     batch = x.shape[: x.ndim - ndim]
+    numbers_of_grid = x.reshape(*batch, -1)
     zero = np.zeros((*batch, 1))
-    with_zero = np.concatenate([x.reshape(*batch, -1), zero], axis=-1)
+    with_zero = np.concatenate([numbers_of_grid, zero], axis=-1)
     return np.asarray(with_zero[..., positions])  # OUTSIDE is −1, the last entry
 
 
@@ -262,16 +261,15 @@ def _group(
     inputs = weight.shape[1]
     ndim = shape.ndim
     kernel = weight.viewed(Index(0, slice(group * outputs, (group + 1) * outputs)))
-    first_input = group * inputs
-    last_input = (group + 1) * inputs
+    inputs_of_group = slice(group * inputs, (group + 1) * inputs)
     if not is_random(x):
         axes_before: list[Any] = [slice(None)] * (len(x.shape) - ndim - 1)
-        channels_of_group = (*axes_before, slice(first_input, last_input))
-        given_windows = shape.of_pixels(numbers(x)[channels_of_group])
+        given_channels = numbers(x)[(*axes_before, inputs_of_group)]
+        given_windows = shape.of_pixels(given_channels)
         matrix = kernel.viewed(Reshape((outputs, given_windows.shape[-1])))
         product = call.draws.product(matrix, ns.data(given_windows), given_windows)
         return _vectors(product)
-    channels = x.part(first_input, last_input).plain
+    channels = x.part(inputs_of_group.start, inputs_of_group.stop).plain
     positions = shape.positions(x)
     if math.prod(shape.windows.kernel) == 1:
         windows = taken(channels, positions[..., 0], ndim)
@@ -312,17 +310,19 @@ def _of_positions(
     combine vectors of channels, such as heads, and of positions, such as tokens.
     """
     windows = _along_indices(shape.windows, shape.ndim, x.from_end)
-    index_axes = [k for k in range(shape.ndim) if k != shape.ndim + x.from_end]
-    counts = tuple(shape.counts[k] for k in index_axes)
+    coordinate_axis = shape.ndim + x.from_end
+    index_axes = [axis for axis in range(shape.ndim) if axis != coordinate_axis]
+    counts = tuple(shape.counts[axis] for axis in index_axes)
     # (*batch, channels, *positions) become (*batch, *counts, groups, entries); the
     # entries are those of all channels of a group
     plain = x.plain
-    channels = plain.ndim - 1 - len(index_axes)
-    positions = windows.positions(plain.shape[channels + 1 :], counts)
+    channel_axis = plain.ndim - 1 - len(index_axes)
+    positions = windows.positions(plain.shape[channel_axis + 1 :], counts)
     entries = taken(plain, positions, len(index_axes))
-    last = entries.ndim - 1
-    order = [*range(channels), *range(channels + 1, last), channels, last]
-    entries = entries.transpose(*order)
+    batch_axes = range(channel_axis)
+    entry_axis = entries.ndim - 1
+    window_axes = range(channel_axis + 1, entry_axis)
+    entries = entries.transpose(*batch_axes, *window_axes, channel_axis, entry_axis)
     entries = entries.reshape(*entries.shape[:-2], shape.groups, -1)
     outputs = weight.shape[0]
     scalars = _scalars_of_kernel(call, weight).reshape(
@@ -330,8 +330,9 @@ def _of_positions(
     )
     sums = (scalars @ entries).reshape(*entries.shape[:-2], outputs)
     # the outputs take the place of the channels
-    last = sums.ndim - 1
-    result = sums.transpose(*range(channels), last, *range(channels, last))
+    output_axis = sums.ndim - 1
+    window_axes = range(channel_axis, output_axis)
+    result = sums.transpose(*batch_axes, output_axis, *window_axes)
     product = Vectors.of(result, x.from_end)
     if bias is None:
         return product
@@ -371,7 +372,9 @@ def _taps(call: Call, weight: Tensor) -> ns.Vector:
     """The taps of a depthwise convolution, (kernel entries,)."""
     if isinstance(weight, Random):
         return call.draws.vectors(weight, axis=0).plain.reshape(-1)
-    return ns.data(numbers(weight).reshape(weight.shape[0], -1).T)
+    channels = weight.shape[0]
+    taps_last = numbers(weight).reshape(channels, -1)
+    return ns.data(taps_last.T)
 
 
 # Linear maps of positions
@@ -384,7 +387,7 @@ def map_of_positions(call: Call, x: Tensor) -> Vectors:
     position, which is 1 there and 0 elsewhere, and they take the axis of channels.
     """
     x = _vectors_in_order(call, x)
-    sizes = tuple(np.delete(x.shape, x.axis).tolist())
+    sizes = x.plain.shape
     count = math.prod(sizes)
     units = np.eye(count)
     coefficients = _images(call, images=units, sizes=sizes, axis=x.axis)
@@ -403,9 +406,10 @@ def _vectors_in_order(call: Call, x: Tensor) -> Vectors:
     """An argument as vectors; of a parameter, entries that are next to each other."""
     if isinstance(x, Random):
         long_axes = [axis for axis, size in enumerate(x.shape) if size > 1]
-        strides = x.layout.strides
-        axis = min(long_axes, key=lambda axis: strides[axis], default=0)
-        return call.draws.vectors(x, axis)
+        neighbours_along = min(
+            long_axes, key=lambda axis: x.layout.strides[axis], default=0
+        )
+        return call.draws.vectors(x, neighbours_along)
     x = call.settled(x)
     if not isinstance(x, Vectors):
         raise Refusal(f"needs vectors, got {kind(x)}")
@@ -426,7 +430,9 @@ def maximum_over(call: Call, x: Tensor, axes: Any, keepdims: bool) -> Vectors:
     if not keepdims:
         removed_before = sum(axis < x.axis for axis in reduced)
         return Vectors.of(largest, x.axis - removed_before)
-    sizes = [1 if axis in reduced_axes else n for axis, n in enumerate(plain.shape)]
+    sizes = list(plain.shape)
+    for axis in reduced_axes:
+        sizes[axis] = 1
     return Vectors.of(largest.reshape(*sizes), x.axis)
 
 
@@ -549,18 +555,24 @@ def max_of_windows(call: Call, x: Tensor, windows: Windows) -> Vectors:
     The fields of `windows` have one number for each axis, also for that of coordinates.
     """
     x = call.vectors(x)
+    has_windows_of_coordinates = (
+        windows.kernel[x.axis] != 1 or windows.stride[x.axis] != 1
+    )
+    refuse_if(
+        has_windows_of_coordinates, "the largest coordinate in windows of a vector"
+    )
     sizes = x.plain.shape
-    along_vectors = windows.kernel[x.axis], windows.stride[x.axis]
-    refuse_if(along_vectors != (1, 1), "the largest coordinate in windows of a vector")
-    of_indices = windows.without(x.axis)
+    ndim = len(sizes)
     counts = tuple(np.delete(call.shape, x.axis).tolist())
-    positions = of_indices.positions(sizes, counts)
-    return _max_over(x, positions, ndim=len(sizes)).moved(-1 - len(sizes), x.axis)
+    positions = windows.without(x.axis).positions(sizes, counts)
+    largest = _max_over(x, positions, ndim)
+    return largest.moved(-1 - ndim, x.axis)
 
 
 def _max_over(x: Vectors, positions: Ints, ndim: int) -> Vectors:
     """The largest vectors of windows, coordinate by coordinate."""
-    # a position outside does not count: another one of the window stands for it
+    # A position outside does not count: another one of the window stands for it. It is
+    # the largest one, because `OUTSIDE` is negative.
     inside = positions.max(axis=-1, keepdims=True)
     positions = np.where(positions == OUTSIDE, inside, positions)
     refuse_if((positions == OUTSIDE).any(), "a window without any position of the grid")

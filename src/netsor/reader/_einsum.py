@@ -93,15 +93,14 @@ def _matrix_product(call: Call, equation: Equation, x: Tensor, y: Tensor) -> Ten
     x = _in_order(x, equation.x, [*batch, row, summed])
     y = _in_order(y, equation.y, [*batch, summed, column])
 
-    sizes = dict(zip(equation.result, call.shape, strict=True))
-    axes_of_product = [*batch, row, column]
-    shape = tuple(sizes.get(letter, 1) for letter in axes_of_product)
-    product = arithmetic.matmul(call._replace(shapes=[shape]), x, y)
+    size_of = dict(zip(equation.result, call.shape, strict=True))
+    letters = [*batch, row, column]
+    shape = [size_of.get(letter, 1) for letter in letters]
+    product = arithmetic.matmul(call.returning(shape), x, y)
 
     # drop the axes of one entry, and take those of the result in its order
-    letters = [letter for letter in axes_of_product if letter != ONE_ENTRY]
-    shape = tuple(sizes[letter] for letter in letters)
-    product = _viewed(product, Reshape(shape))
+    letters = [letter for letter in letters if letter != ONE_ENTRY]
+    product = _viewed(product, Reshape(tuple(size_of[letter] for letter in letters)))
     order = tuple(letters.index(letter) for letter in equation.result)
     return _viewed(product, Permute(order))
 

@@ -115,14 +115,17 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
 
     A module returns the last of its nodes that is used outside of it.
     """
-    inside = {node: paths_of(node) for node in nodes}
-    last: dict[str, Node] = {}
+    modules_around = {node: paths_of(node) for node in nodes}
+    last_of_module: dict[str, Node] = {}
     for node in nodes:
-        for path in inside[node]:
-            if any(path not in inside[user] for user in node.users):
-                last[path] = node
+        for path in modules_around[node]:
+            is_used_outside = any(
+                path not in modules_around[user] for user in node.users
+            )
+            if is_used_outside:
+                last_of_module[path] = node
     paths: dict[Node, list[str]] = {}
-    for path, node in last.items():
+    for path, node in last_of_module.items():
         paths.setdefault(node, []).append(path)
     return paths
 
@@ -130,10 +133,12 @@ def outputs_of_modules(nodes: list[Node]) -> dict[Node, list[str]]:
 def refused(node: Node, reason: str) -> UnsupportedError:
     """An error that names an operation, its module and its line."""
     target = "getitem" if name_of(node) == "getitem" else node.target
-    if node.meta.get("parameters"):  # of a jaxpr, which has no modules
-        place = f"after {node.meta['parameters'][-1]}"
+    earlier_parameters = node.meta.get("parameters")
+    if earlier_parameters:  # of a jaxpr, which has no modules
+        place = f"after {earlier_parameters[-1]}"
     else:
-        place = f"in {path_of(node) or 'the module itself'}"
+        module = path_of(node) or "the module itself"
+        place = f"in {module}"
     line = _line_of(node.meta.get("stack_trace") or "")
     return UnsupportedError(f"{target} {place}: {reason}{line}")
 

@@ -55,17 +55,21 @@ class Interleaved:
         """The entries of vectors, in the order of their tensor."""
         plain = x.plain
         coordinates = x.shape[x.axis]
+        # in the storage, the coordinates of a vector follow each other
         origins = np.arange(plain.size * coordinates)
         coordinates_last = origins.reshape(*plain.shape, coordinates)
-        return cls(plain, np.moveaxis(coordinates_last, -1, x.axis))
+        in_order_of_tensor = np.moveaxis(coordinates_last, -1, x.axis)
+        return cls(plain, in_order_of_tensor)
 
     @classmethod
     def of_view(cls, x: Vectors) -> Interleaved:
         """The entries that a view of vectors shows, where no axis holds coordinates."""
         width = x.value.width.factor
         # the storage has room for two coordinates of each vector or more
-        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
-        return cls(x.value, vectors * width + coordinates)
+        room = max(width, 2)
+        vectors, coordinates = np.divmod(x.layout.all_positions, room)
+        origins = vectors * width + coordinates
+        return cls(x.value, origins)
 
     @property
     def shape(self) -> Shape:
@@ -109,9 +113,10 @@ class Interleaved:
                 continue
             pieces = origins.reshape(*origins.shape[:-1], size // piece, piece)
             first = pieces[..., :1]
-            is_run = (first % piece == 0) & (pieces == first + np.arange(piece))
+            starts_at_multiple = first % piece == 0
+            follows_first = pieces == first + np.arange(piece)
             is_zero = pieces == ZERO
-            if (is_run | is_zero).all():
+            if ((starts_at_multiple & follows_first) | is_zero).all():
                 return piece
         return 0
 

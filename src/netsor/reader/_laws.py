@@ -102,7 +102,7 @@ class Parameter:
     def distribution(self) -> Distribution | None:
         """The law of an i.i.d. entry; None if it is not known exactly.
 
-        A truncated normal that only samples show has an unknown cut.
+        If a truncated normal was recognised only from samples, its cut is unknown.
         """
         if self.entries is None and self.law in ("normal", "uniform"):
             return Distribution(self.law, (self.mean, self.std))
@@ -110,7 +110,7 @@ class Parameter:
 
     @property
     def random(self) -> bool:
-        """Whether it differs from sample to sample."""
+        """Whether it varies between samples."""
         return self.law not in ("constant", "fixed")
 
     @property
@@ -144,14 +144,14 @@ class Parameters(dict[str, Parameter]):
 
     def __str__(self) -> str:
         heads = ("parameter", "shape", "law", "std", "fan-in", "std·√fan-in")
-        rows = [heads, *map(_row, self.values())]
-        widths = [0] * len(heads)
+        rows: list[tuple[str, ...]] = [heads]
+        rows += [_row(parameter) for parameter in self.values()]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = []
         for row in rows:
-            widths = [
-                max(width, len(cell)) for width, cell in zip(widths, row, strict=True)
-            ]
-        lines = ["  ".join(map(str.ljust, row, widths)) for row in rows]
-        return "\n".join(line.rstrip() for line in lines)
+            line = "  ".join(map(str.ljust, row, widths))
+            lines.append(line.rstrip())
+        return "\n".join(lines)
 
     def __repr__(self) -> str:
         return f"<Parameters: {len(self)}, from {self.samples} samples>"
@@ -333,21 +333,33 @@ def _marginal_law(standard: Floats, kurtosis: float) -> LawName:
     # the probability that the largest of so many normals is as small
     probability = math.erf(largest / math.sqrt(2)) ** count
     if probability < 1e-6 and kurtosis < 3 and largest < 4.5:
-        # of uniform entries the largest is √3 (1 ± 0.73/√n), the kurtosis 1.8 ± 1.15/√n
-        errors = 5 / math.sqrt(count)
-        # the largest of n uniform entries is smaller than this with probability 2e-9,
-        # and those of other truncated normals are larger still
-        least = math.sqrt(3) * (1 - 20 / count)
-        if kurtosis < 1.8 - 1.15 * errors or largest < least:
-            return LawName("unknown", f"excess kurtosis {kurtosis - 3:.2g}")
-        if (
-            largest < math.sqrt(3) * (1 + 0.73 * errors)
-            and kurtosis < 1.8 + 1.15 * errors
-        ):
-            return LawName("uniform")
-        return LawName("truncated normal")
-    if abs(kurtosis - 3) < 5 * math.sqrt(24 / count):
+        return _bounded_law(count, largest, kurtosis)
+    five_errors = 5 * math.sqrt(24 / count)
+    if abs(kurtosis - 3) < five_errors:
         return LawName("normal")
+    return _unknown_by(kurtosis)
+
+
+def _bounded_law(count: int, largest: float, kurtosis: float) -> LawName:
+    """Uniform or truncated normal, from standardised entries whose largest absolute
+    value is too small for normal ones.
+    """
+    # of uniform entries the largest is √3 (1 ± 0.73/√n), the kurtosis 1.8 ± 1.15/√n
+    five_over_root = 5 / math.sqrt(count)
+    error_of_kurtosis = 1.15 * five_over_root
+    most = math.sqrt(3) * (1 + 0.73 * five_over_root)
+    # the largest of n uniform entries is smaller than this with probability 2e-9,
+    # and those of other truncated normals are larger still
+    least = math.sqrt(3) * (1 - 20 / count)
+    if kurtosis < 1.8 - error_of_kurtosis or largest < least:
+        return _unknown_by(kurtosis)
+    if largest < most and kurtosis < 1.8 + error_of_kurtosis:
+        return LawName("uniform")
+    return LawName("truncated normal")
+
+
+def _unknown_by(kurtosis: float) -> LawName:
+    """An unknown law of this kurtosis."""
     return LawName("unknown", f"excess kurtosis {kurtosis - 3:.2g}")
 
 
@@ -359,8 +371,9 @@ def _joint_law(tensors: list[Floats], mean: float, marginal: LawName) -> LawName
     size = tensors[0].size
     shape = tensors[0].shape
     # as a matrix whose rows are along the first axis, or along all but the last
-    for columns in {math.prod(shape[1:]), *shape[-1:]} - {1, size}:
-        centred = [t.reshape(-1, columns) - mean for t in tensors]
+    numbers_of_columns = {math.prod(shape[1:]), *shape[-1:]}
+    for columns in numbers_of_columns - {1, size}:
+        centred = [tensor.reshape(-1, columns) - mean for tensor in tensors]
         law = _dependence(centred) or law
     return law
 
@@ -384,10 +397,12 @@ def _mean_squares(matrices: list[Floats], axis: int) -> Floats:
 
 def _kurtosis(matrices: list[Floats], mean_square: float) -> float:
     """E x⁴/(E x²)² of all entries."""
-    # w**4 would take forty times as long as two squares
-    squares = [np.square(w) for w in matrices]
-    fourth_moment = float(np.mean([np.square(square).mean() for square in squares]))
-    return fourth_moment / mean_square**2
+    fourth_moments = []
+    for matrix in matrices:
+        # matrix**4 would take forty times as long as two squares
+        squares = np.square(matrix)
+        fourth_moments.append(np.square(squares).mean())
+    return float(np.mean(fourth_moments)) / mean_square**2
 
 
 def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | None:
@@ -398,11 +413,14 @@ def _sizes_and_sums(matrices: list[Floats], axis: int, lines: str) -> LawName | 
     error = math.sqrt(max(kurtosis - 1, 1e-9) / (length * len(matrices)))
     z = (squares / squares.mean() - 1) / error
     # z² has mean 1 and variance 2; 0.2 for the error of its scale
-    if float((z**2).mean()) > 1 + 8 * math.sqrt(2 / z.size) + 0.2:
+    most = 1 + 8 * math.sqrt(2 / z.size) + 0.2
+    if float((z**2).mean()) > most:
         return LawName("unknown", f"{lines} have different standard deviations")
-    sums = np.array([w.sum(axis=axis) for w in matrices])
-    excess = float((sums**2).mean()) / (squares.mean() * length) - 1
-    if abs(excess) > 7 / math.sqrt(sums.size / 2) and sums.size >= 64:
+    sums = np.array([matrix.sum(axis=axis) for matrix in matrices])
+    mean_square_if_independent = squares.mean() * length
+    excess = float((sums**2).mean()) / mean_square_if_independent - 1
+    seven_errors = 7 / math.sqrt(sums.size / 2)
+    if abs(excess) > seven_errors and sums.size >= 64:
         ratio = f"{math.sqrt(1 + excess):.2g}"
         return LawName(
             "unknown", f"sums of {lines} are {ratio} times those of i.i.d. entries"
@@ -457,9 +475,11 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     """
     rows, columns = matrices[0].shape
     if rows <= columns:
-        lines = np.array([w[:: max(1, rows // 256)] for w in matrices])
+        step = max(1, rows // 256)
+        lines = np.array([matrix[::step] for matrix in matrices])
     else:
-        lines = np.array([w[:, :: max(1, columns // 256)].T for w in matrices])
+        step = max(1, columns // 256)
+        lines = np.array([matrix[:, ::step].T for matrix in matrices])
     lines /= np.linalg.norm(lines, axis=-1, keepdims=True)
     cosines = lines @ np.swapaxes(lines, -1, -2)  # (samples, lines, lines)
     first, second = np.triu_indices(lines.shape[1], 1)
@@ -469,8 +489,8 @@ def _angles_of_rows(matrices: list[Floats]) -> LawName | None:
     spread = math.sqrt(float(np.mean(cosines**2)) * length)  # 1 for i.i.d. entries
     if count >= 3 and spread < _largest_spread(count):
         return LawName("orthogonal")
-    error = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
-    if abs(spread**2 - 1) > error:
+    six_errors = 6 * math.sqrt(2 / count) + 6 / math.sqrt(length * count)
+    if abs(spread**2 - 1) > six_errors:
         note = (
             f"rows are correlated: their cosines are {spread:.2g} times those of i.i.d."
             " entries"

@@ -88,11 +88,10 @@ class Layout:
     def all_positions(self) -> Ints:
         """The position of every entry, in the shape of the tensor."""
         positions: Any = np.full(self.shape, self.offset, np.intp)
-        for axis, (size, stride) in enumerate(
-            zip(self.shape, self.strides, strict=True)
-        ):
+        for axis, size in enumerate(self.shape):
+            along_axis = np.arange(size) * self.strides[axis]
             later_axes = (1,) * (self.ndim - axis - 1)
-            positions += (np.arange(size) * stride).reshape(-1, *later_axes)
+            positions += along_axis.reshape(-1, *later_axes)
         return np.asarray(positions)
 
     def permuted(self, axes: Sequence[int]) -> Self:
@@ -232,7 +231,8 @@ class Permute(Rearrangement):
     def moving(cls, source: int, target: int, *, ndim: int) -> Self:
         """One axis moves, and the others keep their order."""
         axes = list(range(ndim))
-        axes.insert(target % ndim, axes.pop(source % ndim))
+        moved = axes.pop(source % ndim)
+        axes.insert(target % ndim, moved)
         return cls(tuple(axes))
 
     def of_layout(self, layout: Layout) -> Layout:

@@ -149,14 +149,16 @@ def _probe_of_logits(logits: Any, targets: Targets | None) -> Probe:
     if targets is None:
         return Probe("logits", rows, None)
     words = rows.shape[1]
-    if max(targets.words, default=0) >= words:
+    largest_id = max(targets.words, default=0)
+    if largest_id >= words:
         raise ValueError(
-            f"the id {max(targets.words)} of a token has no logit: the head has {words}"
+            f"the token id {largest_id} has no logit: the head has {words}"
         )
     is_target = np.equal.outer(targets.words, np.arange(words))
-    if targets.rows == tuple(range(len(targets.rows))):
-        return Probe("logits", rows[: len(targets.rows)], is_target)
-    return Probe("logits", rows[np.array(targets.rows)], is_target)
+    count = len(targets.rows)
+    are_first = targets.rows == tuple(range(count))
+    rows = rows[:count] if are_first else rows[np.array(targets.rows)]
+    return Probe("logits", rows, is_target)
 
 
 def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
@@ -169,19 +171,21 @@ def _probes(reader: Reader, parts: Structure) -> tuple[list[Probe], list[Any]]:
     for block in parts.blocks:
         of_attention, mask = _probes_of_attention(reader, parts, block)
         masks.append(mask)
-        probes_of_blocks.append([*of_attention, *_other_probes(reader, parts, block)])
+        others = _other_probes(reader, parts, block)
+        probes_of_blocks.append([*of_attention, *others])
     # An audit has the same quantities for every block: those of attention are left out
     # where some blocks have a recurrence instead, and those of branches where some
     # blocks have others.
-    names = [{probe.name for probe in probes} for probes in probes_of_blocks]
-    reported = set.intersection(*names) | {"before", "cross", "experts"}
+    names_by_block = [{probe.name for probe in probes} for probes in probes_of_blocks]
+    reported = set.intersection(*names_by_block) | {"before", "cross", "experts"}
     first_blocks = [stack[0] for stack in parts.stacks]
-    every: list[Probe] = []
+    every_probe: list[Probe] = []
     for block, probes in zip(parts.blocks, probes_of_blocks, strict=True):
-        if any(block is first for first in first_blocks):
-            every.append(Probe("embedding", reader.tokens[block.before]))
-        every += [probe for probe in probes if probe.name in reported]
-    return every, masks
+        is_first = any(block is first for first in first_blocks)
+        if is_first:
+            every_probe.append(Probe("embedding", reader.tokens[block.before]))
+        every_probe += [probe for probe in probes if probe.name in reported]
+    return every_probe, masks
 
 
 def _other_probes(reader: Reader, parts: Structure, block: Block) -> list[Probe]:
@@ -250,11 +254,12 @@ def _without_padding(pairs: Any, parts: Structure, block: Block) -> Any:
     batch, length = shape_of(block.stream)[:2]
     positions = batch * length
     token_positions = parts.tokens_of(block)
-    if len(token_positions) == positions or pairs.shape[1] != length:
+    has_padding = len(token_positions) < positions
+    if not has_padding or pairs.shape[1] != length:
         return pairs
-    is_token = np.isin(np.arange(positions), token_positions)
+    is_token = np.isin(np.arange(positions), token_positions).reshape(batch, length)
     heads = len(pairs) // batch
-    is_token_of_head = np.repeat(is_token.reshape(batch, length), heads, axis=0)
+    is_token_of_head = np.repeat(is_token, heads, axis=0)
     return pairs & is_token_of_head[:, :, None]
 
 
@@ -270,7 +275,8 @@ def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:
     output_tokens: Any = reader.tokens[parts.blocks[-1].stream]
     if input_tokens.size < 2 or input_tokens.size != output_tokens.size:
         return False
-    direction = np.random.default_rng(0).standard_normal(output_tokens.width.factor)
+    width = output_tokens.width.factor
+    direction = np.random.default_rng(0).standard_normal(width)
     along_direction = dot(data(direction), output_tokens[0])
     try:
         gradient = grad(along_direction, input_tokens)
@@ -278,8 +284,9 @@ def _is_causal(reader: Reader, parts: Structure, masks: list[Any]) -> bool:
         return False
     column = gradient[:, None]
     mean_squares = Program(mean_dot(column, column).reshape(-1))
-    first, *others = mean_squares.draw(draws=1, rng=0)[0]
-    return bool(first > 0 and all(square <= 1e-20 * first for square in others))
+    of_first_token, *of_others = mean_squares.draw(draws=1, rng=0)[0]
+    rounding = 1e-20 * of_first_token
+    return bool(of_first_token > 0 and all(x <= rounding for x in of_others))
 
 
 def _targets(parts: Structure, is_causal: bool) -> Targets | None:
@@ -301,7 +308,8 @@ def _targets(parts: Structure, is_causal: bool) -> Targets | None:
     if not ids or len(ids) != count or len(rows) > count:
         return None
     if len(parts.stacks) == 1 and not is_causal:
-        return Targets(tuple(rows), tuple(ids[row] for row in rows))
+        own_words = tuple(ids[row] for row in rows)
+        return Targets(rows=tuple(rows), words=own_words)
     tokens = set(rows)
     length = shape[-1]
     predicting = []
@@ -309,7 +317,8 @@ def _targets(parts: Structure, is_causal: bool) -> Targets | None:
         is_last_of_sequence = (row + 1) % length == 0
         if row + 1 in tokens and not is_last_of_sequence:
             predicting.append(row)
-    return Targets(tuple(predicting), tuple(ids[row + 1] for row in predicting))
+    next_words = tuple(ids[row + 1] for row in predicting)
+    return Targets(rows=tuple(predicting), words=next_words)
 
 
 def _hides_tokens(mask: Any) -> bool:

@@ -166,13 +166,15 @@ class DrawnRows:
     step: int = 1
 
     def numbers_of(self, starts: Ints) -> tuple[Ints, Ints]:
-        """The numbers of the rows that begin at some positions of the storage.
+        """The numbers of the rows that have some positions of the storage, and the
+        places of these positions in their rows, which are 0 where a row begins.
 
-        Also the places of these positions in their rows, which are 0.
+        With a step of s, s rows are interleaved in a block of the storage.
         """
-        block, within = np.divmod(starts, self.length * self.step)
-        position, offset = np.divmod(within, self.step)
-        return block * self.step + offset, position
+        block, position_in_block = np.divmod(starts, self.length * self.step)
+        place_in_row, row_of_block = np.divmod(position_in_block, self.step)
+        row = block * self.step + row_of_block
+        return row, place_in_row
 
     def of_storage(self, numbers: Any) -> Any:
         """The rows, in the order in which they were drawn, of the whole parameter."""
@@ -387,23 +389,25 @@ class Draws:
             self._draw_batch(slices, out, into, std)
         matrices = [self._matrix(part, out, into, std) for part in slices]
         first = matrices[0]
-        if all(matrix.source is first.source for matrix in matrices):
+        is_one_batch = all(matrix.source is first.source for matrix in matrices)
+        if is_one_batch:
             members = np.array([matrix.members for matrix in matrices])
             whole = replace(first, members=members)
             return Vectors.of(whole.each(x) if each else whole @ x)
-        products = [
-            matrix @ (x[number] if each else x)
-            for number, matrix in enumerate(matrices)
-        ]
-        return Vectors.of(join([product[None] for product in products]))
+        products = []
+        for number, matrix in enumerate(matrices):
+            product = matrix @ (x[number] if each else x)
+            products.append(product[None])
+        return Vectors.of(join(products))
 
     def _draw_batch(
         self, slices: Sequence[Random], out: int, into: int, std: float
     ) -> None:
         """Draw parts of a parameter, of which none acted before, as one batch."""
-        name = self.names.get(slices[0].name, slices[0].name)
-        whole = weight(out, into, len(slices), std, name=name)
-        drawn = self._matrices[slices[0].name]
+        parameter = slices[0].name
+        name = self.names.get(parameter, parameter)
+        whole = weight(out, into, batch=len(slices), std=std, name=name)
+        drawn = self._matrices[parameter]
         new: dict[Part, DrawnMatrix] = {}
         for number, part in enumerate(slices):
             self._refuse_overlap(part)
@@ -457,10 +461,11 @@ class Draws:
 
         It has entries of mean other than 0, and few outputs.
         """
-        is_matrix = w.name not in self.ids and w.name not in self.of_given_numbers
+        if self.trained or w.name in self.ids or w.name in self.of_given_numbers:
+            return False
         has_mean = bool(self.laws[w.name].mean)
         has_few_outputs = w.shape[0] <= MOST_ENTRIES
-        return has_mean and is_matrix and has_few_outputs and not self.trained
+        return has_mean and has_few_outputs
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:
         """W x = Σ_j x_j w_j for given numbers x, with w_j the columns of W.
@@ -577,15 +582,17 @@ class Draws:
             units = unit_vectors(ids.ravel().tolist(), law.shape[0])
             matrix = _used_as(table, self._table(table.name))
             return scaled_gradient((matrix @ units).reshape(*ids.shape), factors)
-        rows = scaled_gradient(self._embedding(table.name)(ids), factors)
+        embedding = self._embedding(table.name)
+        rows = scaled_gradient(embedding(ids), factors)
         is_zero = np.isin(ids, law.zero_rows)
         if not is_zero.any():
             return rows
         result = np.where(is_zero, 0.0, 1.0) * rows
-        # a row of zeros that is no padding has a gradient
+        # a row of zeros that is no padding has a gradient: add 0 with that of `rows`
         moves = is_zero & (factors != 0)
         if moves.any():
-            result = result + moves.astype(float) * (rows - stop_gradient(rows))
+            zero = rows - stop_gradient(rows)
+            result = result + moves.astype(float) * zero
         return result  # type: ignore[no-any-return]
 
     def vectors(self, x: Random, axis: int = -1) -> Vectors:
@@ -605,10 +612,11 @@ class Draws:
             law.zero_rows,
             f"the parameter {x.name}, which is added to vectors, has rows of zeros",
         )
-        first_rows, offsets = drawn.numbers_of(x.layout.positions(without=axis))
+        starts = x.layout.positions(without=axis)
+        first_rows, places_in_rows = drawn.numbers_of(starts)
         length = drawn.length
         has_other_step = step != drawn.step and size > 1
-        has_parts_of_rows = bool(size % length) or offsets.any()
+        has_parts_of_rows = bool(size % length) or places_in_rows.any()
         joins_strided_rows = size != length and step > 1
         refuse_if(
             has_other_step or has_parts_of_rows or joins_strided_rows,
@@ -665,10 +673,11 @@ class Draws:
             shape = (len(rows), base.width.factor)
             self.twins[base] = iid_scalars(law, shape, name=name)
         plain = x.plain
-        entries = self.twins[base].reshape(-1, base.width.factor)
+        rows_of_scalars = self.twins[base].reshape(-1, base.width.factor)
+        coordinates_last = rows_of_scalars[_positions(plain, base)]
         order = list(range(plain.ndim))
         order.insert(x.axis, plain.ndim)
-        return Scalars(entries[_positions(plain, base)].transpose(*order))
+        return Scalars(coordinates_last.transpose(*order))
 
     def entries(self, x: Vectors) -> Scalars:
         """The coordinates of vectors as scalars: products with the unit vectors.
@@ -678,7 +687,8 @@ class Draws:
         """
         width = x.value.width.factor
         # the storage has room for two coordinates of each vector or more
-        vectors, coordinates = np.divmod(x.layout.all_positions, max(width, 2))
+        room = max(width, 2)
+        vectors, coordinates = np.divmod(x.layout.all_positions, room)
         if x.is_interleaved:
             size = len(np.unique(coordinates))
             piece = 1
@@ -689,12 +699,13 @@ class Draws:
             size > MOST_ENTRIES,
             f"{size} coordinates as single numbers: at most {MOST_ENTRIES} are read",
         )
-        pieces = vectors * (width // piece) + coordinates // piece
-        distinct, index_of = np.unique(pieces, return_inverse=True)
+        piece_numbers = vectors * (width // piece) + coordinates // piece
+        distinct, index_of = np.unique(piece_numbers, return_inverse=True)
         key = x.value, piece, tuple(distinct.tolist())
         if key not in self._entries:
             self._entries[key] = _entries_of_pieces(x.value, piece, distinct)
-        positions = index_of.reshape(pieces.shape) * piece + coordinates % piece
+        first_entries = index_of.reshape(piece_numbers.shape) * piece
+        positions = first_entries + coordinates % piece
         return Scalars(self._entries[key].take(positions))
 
     def single_entries(self, x: Interleaved) -> Scalars:
@@ -787,7 +798,9 @@ def _listed(names: list[str]) -> str:
     """Some names, and how many others there are."""
     shown = ", ".join(names[:SHOWN_NAMES])
     others = len(names) - SHOWN_NAMES
-    return f"{shown} and {others} more" if others > 0 else shown
+    if others > 0:
+        return f"{shown} and {others} more"
+    return shown
 
 
 def _with_zero_logits(logits: Any, x: Vector, zero_rows: list[int]) -> Any:
@@ -796,13 +809,15 @@ def _with_zero_logits(logits: Any, x: Vector, zero_rows: list[int]) -> Any:
     They are those of words of standard deviation 0, because they have a gradient.
     """
     flat = x.reshape(-1)
-    zero_words = normal((len(zero_rows), flat.size), 0.0, name="words")
+    count = len(zero_rows)
+    zero_words = normal((count, flat.size), 0.0, name="words")
     zeros: Scalar = zero_words @ root(mean_dot(flat, flat))
-    zeros = zeros.transpose().reshape(*x.shape, len(zero_rows))
+    zeros = zeros.transpose().reshape(*x.shape, count)
+    logits_then_zeros = join([logits, zeros], -1)
     words = logits.shape[-1]
-    order = np.arange(words)
-    order[zero_rows] = words + np.arange(len(zero_rows))
-    return join([logits, zeros], -1)[..., order]
+    origin_of_word = np.arange(words)
+    origin_of_word[zero_rows] = words + np.arange(count)
+    return logits_then_zeros[..., origin_of_word]
 
 
 def _used_as(parameter: Random, matrix: Weight) -> Weight:
@@ -828,4 +843,5 @@ def _positions(value: Value, base: Value) -> Ints:
     if isinstance(value.op, ScaledGradient):
         return _positions(value.op.x, base)
     assert isinstance(value.op, Take)
-    return np.asarray(_positions(value.op.x, base).ravel()[value.op.flat])
+    positions_before = _positions(value.op.x, base)
+    return np.asarray(positions_before.ravel()[value.op.flat])

@@ -167,7 +167,7 @@ class Reader(ABC):
 
     def _looked_up(self) -> dict[str, Any]:
         """The known ids that are looked up in each table, sorted."""
-        ids: dict[str, Any] = {}
+        ids_by_table: dict[str, Any] = {}
         for node in self.graph.nodes:
             if name_of(node) != "embedding" or node in self.env:
                 continue
@@ -175,9 +175,9 @@ class Reader(ABC):
             table = self.env.get(table_node)
             if isinstance(table, Random) and ids_node in self.env:
                 new_ids = self.as_array(self.env[ids_node]).ravel()
-                earlier = ids.get(table.name, new_ids)
-                ids[table.name] = np.union1d(earlier, new_ids)
-        return ids
+                earlier_ids = ids_by_table.get(table.name, new_ids)
+                ids_by_table[table.name] = np.union1d(earlier_ids, new_ids)
+        return ids_by_table
 
     def _of_given_numbers(self) -> set[str]:
         """Matrices with entries that are not Gaussian, which act on given numbers only.
@@ -335,12 +335,15 @@ class Reader(ABC):
 
         So they are where the matrix of queries starts at 0.
         """
-        scores = np.asarray(self.as_array(self.env[softmax.args[0]]), dtype=float)
-        weights = np.asarray(self.as_array(self.env[softmax]), dtype=float)
-        shown = scores > MASKED
+        given_scores = self.as_array(self.env[softmax.args[0]])
+        given_weights = self.as_array(self.env[softmax])
+        scores = np.asarray(given_scores, dtype=float)
+        weights = np.asarray(given_weights, dtype=float)
+        is_shown = scores > MASKED
+        shown_scores = np.where(is_shown, scores, 0.0)
         return [
-            Probe("scores", constant(np.where(shown, scores, 0.0)), shown),
-            Probe("weights", constant(weights), shown),
+            Probe("scores", constant(shown_scores), mask=is_shown),
+            Probe("weights", constant(weights), mask=is_shown),
         ]
 
     def _result(self, node: Node) -> Any:
@@ -437,7 +440,8 @@ class Reader(ABC):
         elif isinstance(x, Patchwork):
             x = x.joined(Call(self.draws, [x.shape], 0.0))
         elif self.is_given(x):
-            x = Vectors.of(data(np.asarray(self.as_array(x), dtype=float)))
+            given_numbers = np.asarray(self.as_array(x), dtype=float)
+            x = Vectors.of(data(given_numbers))
         elif isinstance(x, Linear):
             x = settled(x)
         elif isinstance(x, Interleaved):

@@ -64,13 +64,13 @@ def reshape(call: Call, x: Tensor, shape: Shape) -> Tensor:
     """The same entries in another shape."""
     if isinstance(x, Linear):
         # pairs of coordinates that are set end to end again
-        index_axes = len(x.x.shape) - 1
-        coordinates = math.prod(x.shape[index_axes:])
-        if tuple(shape) == (*x.x.shape[:-1], coordinates):
-            # the image has its two probes along its first axis
-            lead = index_axes + 1
+        index_sizes = x.x.shape[:-1]
+        coordinates = math.prod(x.shape[len(index_sizes) :])
+        if tuple(shape) == (*index_sizes, coordinates):
+            # the image has an axis of its two probes before those of indices
+            axes_kept = 1 + len(index_sizes)
             return Linear.rearranged(
-                lambda image: image.reshape(*image.shape[:lead], -1), x
+                lambda image: image.reshape(*image.shape[:axes_kept], -1), x
             )
     return rearranged(call, x, Reshape(tuple(shape)))
 
@@ -82,8 +82,8 @@ def expand(call: Call, x: Tensor, shape: Shape) -> Tensor:
     """
     if isinstance(x, Linear):
         x = call.settled(x)
-    if isinstance(x, Vectors) and not x.is_interleaved and x.shape[x.axis] == 1:
-        repeats_coordinate = shape[x.from_end] > 1
+    if isinstance(x, Vectors) and not x.is_interleaved:
+        repeats_coordinate = x.shape[x.axis] == 1 and shape[x.from_end] > 1
         if repeats_coordinate:
             x = call.draws.entries(x)
     if isinstance(x, Scalars) and x.low is None:
@@ -203,8 +203,11 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
         rows = x.shape[0]
         flat_shape = tuple(x.shape)
     count = len(row_numbers)
-    are_distinct = row_numbers.ndim == 1 and len(np.unique(row_numbers % rows)) == count
-    refuse_if(not are_distinct, "entries at indices of several axes, or at equal ones")
+    distinct = np.unique(row_numbers % rows)  # −1 is the last row
+    refuse_if(
+        row_numbers.ndim != 1 or len(distinct) != count,
+        "entries at indices of several axes, or at equal ones",
+    )
     # the rows of x and then those of the values; the result takes each from there
     origin_of_row = np.arange(rows)
     origin_of_row[row_numbers] = rows + np.arange(count)
@@ -213,7 +216,7 @@ def replaced_at(call: Call, x: Tensor, indices: Any, values: Tensor) -> Tensor:
         whole = pick(call, new_rows, 0, origin_of_row - rows)
     else:
         old_rows = reshape(call, x, flat_shape)
-        longer = call._replace(shapes=[(rows + count, *flat_shape[1:])])
+        longer = call.returning((rows + count, *flat_shape[1:]))
         all_rows = concatenate(longer, [old_rows, new_rows], 0)
         whole = pick(call, all_rows, 0, origin_of_row)
     return reshape(call, whole, call.shape)
@@ -232,18 +235,20 @@ def added_at(call: Call, x: Tensor, axis: int, index: Any, values: Tensor) -> Te
     count = len(index)
     # the values, and zeros after them: entry `count` adds nothing
     zeros = np.zeros(_with_size(call.shape, axis, 1))
-    longer_call = call._replace(shapes=[_with_size(call.shape, axis, count + 1)])
+    longer_call = call.returning(_with_size(call.shape, axis, count + 1))
     with_zeros = concatenate(longer_call, [values, zeros], axis)
-    # how often each index has come before
+    # a value is added in the round that counts how often its index has come before
     round_of_value = []
     for k in range(count):
         equal_before = index[:k] == index[k]
         round_of_value.append(int(equal_before.sum()))
-    for round_number in range(max(round_of_value, default=-1) + 1):
+    rounds = max(round_of_value, default=-1) + 1
+    for round_number in range(rounds):
         in_round = np.flatnonzero(np.equal(round_of_value, round_number))
         value_of_entry = np.full(size, count)
         value_of_entry[index[in_round]] = in_round
-        x = add(call, pick(call, with_zeros, axis, value_of_entry), x)
+        added = pick(call, with_zeros, axis, value_of_entry)
+        x = add(call, added, x)
     return x
 
 
@@ -256,7 +261,8 @@ def concatenate(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
     """Tensors one after the other along an axis."""
     ndim = len(call.shape)
     axis %= ndim
-    tensors = [x for x in tensors if math.prod(x.shape)]  # torch leaves out others
+    # torch leaves out tensors without entries
+    tensors = [x for x in tensors if math.prod(x.shape)]
     if axis == ndim - 1 and same_vectors(*tensors):
         return Linear.rearranged(lambda *images: np.concatenate(images, -1), *tensors)
     tensors = [call.settled(x) for x in tensors]
@@ -286,11 +292,11 @@ def _joined_vectors(call: Call, tensors: list[Tensor], axis: int) -> Vectors:
 
 def _has_vectors_beside_scalars(call: Call, tensors: list[Tensor]) -> bool:
     """Whether scalars must become vectors: others here cannot become scalars."""
+    if not any(isinstance(x, Scalars) for x in tensors):
+        return False
     vectors = [x for x in tensors if isinstance(x, Vectors)]
-    has_scalars = any(isinstance(x, Scalars) for x in tensors)
-    are_last = all(x.last for x in vectors)
-    has_many = not all(call.draws.can_be_scores(x) for x in vectors)
-    return has_scalars and are_last and has_many
+    can_become_scalars = all(call.draws.can_be_scores(x) for x in vectors)
+    return all(x.last for x in vectors) and not can_become_scalars
 
 
 def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
@@ -310,8 +316,7 @@ def pad(call: Call, x: Tensor, sizes: list[int], value: float) -> Tensor:
         shape = tuple(x.shape)
         front = np.full(_with_size(shape, axis, max(before, 0)), value)
         back = np.full(_with_size(shape, axis, max(after, 0)), value)
-        padded_shape = _with_size(shape, axis, size + before + after)
-        padded_call = call._replace(shapes=[padded_shape])
+        padded_call = call.returning(_with_size(shape, axis, size + before + after))
         x = concatenate(padded_call, [front, x, back], axis)
     return x
 
@@ -445,16 +450,18 @@ class Patchwork:
             patches_in_order.append(self.patches[positions])
             position = positions.stop
         patches_in_order += self._given(position, size)
-        whole = call._replace(shapes=[self.shape])
+        whole = call.returning(self.shape)
         return concatenate(whole, patches_in_order, self.axis)
 
     def _given(self, start: int, stop: int) -> list[Floats]:
         """The given numbers between two patches."""
-        index = (slice(None),) * self.axis + (slice(start, stop),)
-        between = self.numbers[index]
-        is_empty = np.isnan(between).any()
-        refuse_if(is_empty, "a part of an empty tensor that is not filled")
-        return [between] if between.size else []
+        axes_before = (slice(None),) * self.axis
+        between = self.numbers[(*axes_before, slice(start, stop))]
+        is_unfilled = np.isnan(between).any()
+        refuse_if(is_unfilled, "a part of an empty tensor that is not filled")
+        if not between.size:
+            return []
+        return [between]
 
 
 def slice_scatter(
@@ -494,7 +501,7 @@ def stack(call: Call, tensors: list[Tensor], axis: int) -> Tensor:
 def tile(call: Call, x: Tensor, repeats: list[int]) -> Tensor:
     """The tensor several times along each axis; new axes come first."""
     new_axes = (1,) * (len(repeats) - len(x.shape))
-    x = reshape(call, x, new_axes + tuple(x.shape))
+    x = reshape(call, x, (*new_axes, *x.shape))
     for axis, count in enumerate(repeats):
         if count > 1:
             indices = np.arange(x.shape[axis])

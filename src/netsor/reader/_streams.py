@@ -134,7 +134,8 @@ class _Stream:
     def _carry(self, node: Node, streams: Sequence[Node]) -> None:
         """Record an operation on the stream alone, if it keeps it or normalises it."""
         operation = name_of(node)
-        if operation in SAME_STREAM or (operation == "add" and len(streams) == 1):
+        adds_to_one_stream = operation == "add" and len(streams) == 1
+        if operation in SAME_STREAM or adds_to_one_stream:
             self.carriers[node] = self.carriers[streams[0]]
         elif operation in NORMS:
             self.carriers[node] = True
@@ -149,8 +150,9 @@ class _Stream:
     def _parallel(self, node: Node) -> list[Node]:
         """The branches that are added to each other before they join the stream."""
         inputs = node.all_input_nodes
-        is_sum = name_of(node) == "add" and len(inputs) == 2
-        if not is_sum or not all(self._is_inside(x, self.shape) for x in inputs):
+        if name_of(node) != "add" or len(inputs) != 2:
+            return [node]
+        if not all(self._is_inside(x, self.shape) for x in inputs):
             return [node]
         left, right = inputs
         return [*self._parallel(left), *self._parallel(right)]
@@ -269,6 +271,7 @@ def _turned(user: Node, axes: tuple[int, ...]) -> tuple[int, ...] | None:
         axis0, axis1 = user.args[1:3]
         swapped[axis0], swapped[axis1] = swapped[axis1], swapped[axis0]
         return tuple(swapped)
+    shape = shape_of(user)
     source = user.all_input_nodes[0]
-    keeps_axes = len(shape_of(user)) == len(axes) and shape_of(user) == shape_of(source)
+    keeps_axes = shape == shape_of(source) and len(shape) == len(axes)
     return axes if keeps_axes else None

@@ -123,8 +123,10 @@ class Structure:
         """The rows of a stream of a block that are tokens."""
         shape = shape_of(stream)
         rows = math.prod(shape) // shape[block.coordinate_axis]
-        numbers = [k for k, stack in enumerate(self.stacks) if block in stack]
-        is_token = _given_tokens(self.graph, len(self.stacks), stack=numbers[0])
+        stack_of_block = next(
+            k for k, stack in enumerate(self.stacks) if block in stack
+        )
+        is_token = _given_tokens(self.graph, len(self.stacks), stack=stack_of_block)
         if is_token is None or is_token.size != rows:
             return np.arange(rows)
         return np.flatnonzero(is_token)
@@ -483,14 +485,17 @@ def _numbered(paths: Iterable[str]) -> list[list[str]]:
 
     No path is inside another one.
     """
-    groups: dict[str, dict[int, str]] = {}
+    groups: dict[str, dict[int, str]] = {}  # paths by their number
     for path in paths:
         match = re.fullmatch(r"((?:.*\.)?)(\d+)", path)
         is_inside_another = re.search(r"(^|\.)\d+\.", path) is not None
         if match is not None and not is_inside_another:
             prefix, number = match.groups()
             groups.setdefault(prefix, {})[int(number)] = path
-    return [[group[number] for number in sorted(group)] for group in groups.values()]
+    sorted_groups = []
+    for group in groups.values():
+        sorted_groups.append([group[number] for number in sorted(group)])
+    return sorted_groups
 
 
 # Blocks
@@ -638,7 +643,9 @@ def _mixes_tokens(graph: Graph, node: Node, tokens: int | None) -> bool:
     if name in ALONG_TOKENS:
         axis = node.args[ALONG_TOKENS[name]] if len(node.args) > 1 else 0
         sizes = shape_of(node.args[0])
-        return isinstance(axis, int) and bool(sizes) and sizes[axis] == tokens
+        if not isinstance(axis, int) or not sizes:
+            return False
+        return sizes[axis] == tokens
     if name in ("einsum", *SCORE_PRODUCTS):
         operands = node.args[1] if name == "einsum" else node.args
         return not any(_is_parameter(graph, x) for x in operands)
@@ -712,15 +719,17 @@ def _may_be_gates(graph: Graph, node: Node, tokens: int) -> bool:
     if experts < 2 or math.prod(rows) != tokens or _chooses(node):
         return False
     before = [*back(graph, node, ends=_is_product)]
-    if any(name_of(x) in TURNS for x in (node, *before)):
+    operations = {name_of(x) for x in (node, *before)}
+    if not operations.isdisjoint(TURNS):
         return False
     products = [x for x in before if _is_product(x)]
-    come_from_router = bool(products) and all(
-        matrix_of(graph, x) and shape_of(x)[-1] == experts for x in products
-    )
-    is_scatter = any(name_of(x) in SCATTERS for x in (node, *before))
+    for product in products:
+        has_one_output_per_expert = shape_of(product)[-1] == experts
+        if not matrix_of(graph, product) or not has_one_output_per_expert:
+            return False
+    is_scatter = not operations.isdisjoint(SCATTERS)
     is_chosen = is_scatter or any(_chooses(x) for x in before)
-    return come_from_router and is_chosen
+    return bool(products) and is_chosen
 
 
 def _is_product(node: Node) -> bool:

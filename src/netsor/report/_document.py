@@ -164,10 +164,11 @@ def _block_text(block: Block) -> str:
 
 def wrap(text: str, first: str = "", rest: str = "", width: int = WIDTH) -> str:
     """The text in lines of `width` columns; a no-break space becomes a space at which
-    no line breaks. `first` comes before the first line, and `rest` before the others.
+    no line breaks, and no line breaks before a per cent sign. `first` comes before the
+    first line, and `rest` before the others.
     """
     filled = textwrap.fill(
-        text,
+        text.replace(" %", "\N{NO-BREAK SPACE}%"),
         width,
         initial_indent=first,
         subsequent_indent=rest,

@@ -40,7 +40,7 @@ class Rate:
     widths : tuple of int
         Its values.
     kl, laws : tuple
-        KL to the limit as an `Estimate`, and the law, for each of them.
+        For each width, KL to the limit (an `Estimate`), and the law.
     limit : Law
         At infinite width.
     """
@@ -201,12 +201,12 @@ def rate(
     widths
         Two or more growing widths.
     width
-        The name of the width that grows; it need not be given if the program has one
-        width.
+        The name of the width that grows; not needed if the program has only one width.
     seed
         The seed of all laws, which couples them.
     others
-        The other widths by their names, `d=64`; they stay as they are in the limit.
+        The other widths by their names, such as `d=64`; they keep their values in the
+        limit.
 
     Returns
     -------
@@ -370,9 +370,9 @@ def width_needed(
     """The width beyond which the law of an output is within a tolerance of its limit.
 
     The law is exact at every width, so the answer needs no extrapolation. Differences
-    to the limit are computed from the same random numbers at several widths, and
-    bisected until two standard errors leave no smaller interval. The answer depends on
-    the question: the tails need larger widths than the variance.
+    from the limit are computed from the same random numbers at several widths.
+    Bisection stops when two standard errors leave no smaller interval. The answer
+    depends on the question: the tails need larger widths than the variance.
 
     Other parameters are those of `rate`.
 
@@ -394,8 +394,8 @@ def width_needed(
         The answer lies between the widths `low` and `high`: at `low` the difference
         exceeds the tolerance by two standard errors, at `high` it is below by two.
         `high` is infinite if no width is known to suffice, and `low` is 1 if none is
-        known to be too small. `differences` has every difference that was computed, by
-        width, and `summary` is the answer in one line.
+        known to be too small. `differences` holds every computed difference by width,
+        and `summary` is the answer in one line.
 
     Examples
     --------

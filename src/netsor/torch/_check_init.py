@@ -57,6 +57,7 @@ from ._fresh_modules import ModuleOrFactory, new_module, torch_seed
 from ._network import inputs_of
 from ._reference import (
     PARAMETERS_ONLY,
+    aliases_of,
     has_batch,
     reference_of,
     reference_of_parameters,
@@ -90,7 +91,7 @@ def check_init(
     rows and columns, ties and correlations. Then the module runs forward and backward
     once, and its activations, attention entropy, logits, loss and gradient norms are
     compared with draws of their exact law under the declared initialisation. Attention
-    masks are compared entry by entry. Where the forward pass cannot be read, the
+    masks are compared entry by entry. If the forward pass cannot be read, only the
     parameters are checked, and the result says so.
 
     Parameters
@@ -457,16 +458,15 @@ def _ties(
     module: Any, known: Reference, net: Structure | None
 ) -> Iterator[InitFinding]:
     """Parameters that are one and are declared to be two, and the other way round."""
-    first_names: dict[int, str] = {}
-    for name, p in module.named_parameters(remove_duplicate=False):
-        first_name = first_names.setdefault(id(p), name)
-        if first_name != name and name in (known.laws or {}):
+    aliases = aliases_of(module)
+    for name, _ in module.named_parameters(remove_duplicate=False):
+        if name in aliases and name in (known.laws or {}):
             text = (
                 "expected a parameter of its own, found the same tensor as"
-                f" {first_name}"
+                f" {aliases[name]}"
             )
             yield InitFinding(where=name, what="tie", p=0.0, text=text)
-        elif first_name == name and name in known.aliases:
+        elif name not in aliases and name in known.aliases:
             text = (
                 f"expected the same tensor as {known.aliases[name]}, found a parameter"
                 " of its own"

@@ -93,11 +93,12 @@ def check_run(
 ) -> RunCheck:
     """Check the first steps of a training run: does its log look as it should?
 
-    Fresh modules of `build` are trained for the same steps on the same batches. They
-    give a band for the loss, the norms of gradients and updates at each step. Each band
-    is a prediction interval for one new run. If a logged number leaves its band, the
-    check also trains with common mistakes, such as gradients that are summed instead of
-    averaged over accumulation steps, and names those that explain the whole log.
+    netsor trains fresh modules of `build` for the same steps on the same batches. They
+    give bands for the loss and for the norms of gradients and updates at each step.
+    Each band is a prediction interval for one new run. If a logged number leaves its
+    band, the check also trains with common mistakes, such as gradients that are summed
+    instead of averaged over accumulation steps, and names those that explain the whole
+    log.
 
     Parameters
     ----------
@@ -109,8 +110,8 @@ def check_run(
     batches : torch.Tensor, tuple, mapping or list
         The inputs of the module: a tensor of ids, a tuple of inputs, or inputs by name.
         A list holds the batches of the passes, in order; one batch is used at every
-        step. If the module returns logits, labels that it does not take itself are
-        compared with them, or else the next token.
+        step. If the module returns logits, the loss compares them with the labels that
+        the module does not take itself, or else with the next tokens.
     log : str, pathlib.Path, list or mapping
         The log: a .csv or .jsonl file, a trainer_state.json, a file of events of
         TensorBoard, or rows by step.
@@ -118,7 +119,8 @@ def check_run(
         The column of a quantity, such as {"grad_norm": "gnorm"}; common names are
         known.
     first_step : int, optional
-        The number that the log gives the first step; its lowest one, 0 or 1, if None.
+        The number of the first step in the log; if None, the lowest one, which must be
+        0 or 1.
     hypotheses : bool
         Whether to look for a mistake that explains the log.
     steps : int
@@ -132,8 +134,8 @@ def check_run(
     tokens, sequences : int, optional
         Use only the first tokens and sequences of each batch.
     initialisations : int, optional
-        The number of healthy runs; None takes as many as make the bands at most 1.5
-        times as wide as those of a known normal law.
+        The number of healthy runs; if None, enough to make the bands at most 1.5 times
+        as wide as those of a known normal law.
     level : float
         The probability with which a healthy run is flagged.
     tolerance : float

@@ -414,34 +414,33 @@ class Replay(TorchDispatchMode):  # type: ignore[misc]
         positional arguments are read: there must be none of the `CHANGING_OPTIONS`.
         """
         operands: list[Distribution | float | None] = []
-        is_reflected = False
-        draw: int | None = None
-        layout: tuple[Any, ...] | None = None
+        recorded_operands: list[_Recorded] = []
+        entries: set[Any] = set()  # which entries of which draw the result reads
         for x in args:
             recorded = self._law_of_operand(x, result)
-            if recorded is None:
-                if x is not None and not _is_number(x):
+            if recorded is not None:
+                if x.numel() != result.numel():
                     return None
-                operands.append(None if x is None else float(x))
-                continue
-            if x.numel() != result.numel():
+                layout = (x.shape, x.stride(), x.storage_offset())
+                entries.add((recorded.draw, layout))
+                recorded_operands.append(recorded)
+                operands.append(recorded.law)
+            elif x is None:
+                operands.append(None)
+            elif _is_number(x):
+                operands.append(float(x))
+            else:
                 return None
-            # entry i of the result must depend on entry i of a single draw
-            layout_of_x = (x.shape, x.stride(), x.storage_offset())
-            if draw is not None and (draw, layout) != (recorded.draw, layout_of_x):
-                return None
-            draw = recorded.draw
-            layout = layout_of_x
-            operands.append(recorded.law)
-            is_reflected |= recorded.is_reflected
-        if draw is None:
-            return None
+        if len(entries) != 1:
+            return None  # entry i must depend on entry i of a single draw
+        is_reflected = any(x.is_reflected for x in recorded_operands)
         is_reflected |= reflects(name, *operands)
-        laws = [x for x in operands if isinstance(x, Distribution)]
-        if len(laws) > 1 and is_reflected:
+        if len(recorded_operands) > 1 and is_reflected:
             return None  # the laws do not show how the two numbers depend on each other
         law = transformed(name, *operands)
-        return None if law is None else _Recorded(law, draw, is_reflected)
+        if law is None:
+            return None
+        return _Recorded(law, recorded_operands[0].draw, is_reflected)
 
     def _law_of_operand(self, x: Any, result: Any) -> _Recorded | None:
         """The recorded law of the entries of an operand; None if it has none.

@@ -120,13 +120,17 @@ def _without_pass(build: Any, laws: Parameters, why_no_pass: str) -> Reference:
         laws=laws,
         stds={},
         tied=False,
-        aliases=_aliases(instance),
+        aliases=aliases_of(instance),
         why_no_probes=why_no_pass,
     )
 
 
-def _aliases(module: Any) -> dict[str, str]:
-    """The further names of parameters that a module has under several."""
+def aliases_of(module: Any) -> dict[str, str]:
+    """The further names of tied parameters, each with the first name of its parameter.
+
+    For example {"lm_head.weight": "transformer.wte.weight"} for GPT-2, whose head is
+    its table of words.
+    """
     first_names: dict[int, str] = {}
     aliases: dict[str, str] = {}
     for name, p in module.named_parameters(remove_duplicate=False):
@@ -200,4 +204,4 @@ def _reference_module(
         raise
     except (ValueError, RuntimeError, NotImplementedError) as error:
         return _without_pass(module, laws, " ".join(str(error).split()))
-    return reference_of_network(net, laws, _aliases(fresh(module)[0]))
+    return reference_of_network(net, laws, aliases_of(fresh(module)[0]))

@@ -263,7 +263,7 @@ def _of_clipping(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
         "each": "are gradients clipped one parameter at a time, not all together?",
         "value": "are gradients clipped by value (clip_grad_value_), not by norm?",
         "largest": "is the largest entry clipped, not the norm (norm_type=inf)?",
-        "group": "is each parameter group clipped by itself, not all together?",
+        "group": "is each parameter group clipped separately, not all together?",
     }
     for form, question in forms.items() if loop.clip is not None else ():
         if form != "group" or probe.groups():

@@ -276,15 +276,23 @@ def of_blocks(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
 
 
 def _with_blocks(blocks: list[str], shared: bool) -> OfModule:
-    """A function that lets blocks be the first one of their list, or copies of it."""
+    """A function that replaces every block of a list by the first one of this list
+    (`shared`), or by a copy of it.
+
+    A model may have several lists, such as encoder.layers.* and decoder.layers.*.
+    """
 
     def of_module(module: Any) -> None:
-        firsts: dict[str, Any] = {}
+        first_blocks: dict[str, Any] = {}  # by the pattern of a list
         for path in blocks:
-            parent, last = owner(module, path)
-            first = firsts.setdefault(starred(path), getattr(parent, last))
-            block = first if shared else copy.deepcopy(first)
-            parent._modules[last] = block
+            parent, name = owner(module, path)
+            pattern = starred(path)
+            if pattern not in first_blocks:
+                first_blocks[pattern] = getattr(parent, name)
+            block = first_blocks[pattern]
+            if not shared:
+                block = copy.deepcopy(block)
+            parent._modules[name] = block
 
     return of_module
 

@@ -229,7 +229,9 @@ def _of_group_rates(loop: Loop, probe: Probe) -> Iterator[Hypothesis]:
     firsts = probe.departures.first_of_groups(UPDATE)
     for k, name in enumerate(probe.groups()[:MOST_GROUPS]):
         factor = firsts.get(f"{UPDATE}/{name}", 1.0)
-        if factor > 0 and abs(math.log(factor)) > LEAST_CHANGE:
+        if not 1 / LARGEST_RATE < factor < LARGEST_RATE:
+            continue
+        if abs(math.log(factor)) > LEAST_CHANGE:
             yield Hypothesis(
                 "learning rate of a group",
                 f"is the learning rate of group {name} {factor:.3g} times what it"

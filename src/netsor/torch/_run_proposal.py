@@ -1,4 +1,9 @@
-"""The smallest part of a batch on which `check_run` still detects a wrong gradient."""
+"""The smallest part of a batch on which `check_run` still detects a wrong gradient.
+
+A few runs show the spread of each size. They estimate it with an error of a fifth, so
+the first size that is large enough by them would often be one whose spread they
+underestimate. It is accepted only with as many runs as the check takes.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from .._array_api import Floats
 from .._validate import also_spelled, counted, real, seed_number
 from ..checks._run_bands import POWER, Band, band, enough_runs, half_width
-from ..checks._run_check import GRADIENT, TOLERANCE, seeds_of, train
+from ..checks._run_check import GRADIENT, TOLERANCE, runs_of, seeds_of, train
 from ..report._document import wrap
 from ._check_run import loop_of
 from ._run_batches import Batch
@@ -22,11 +28,15 @@ LOGGED = 2  # quantities of the usual log: the loss and the gradient norm
 
 @dataclass(frozen=True)
 class BatchSize:
-    """A part of a batch, and the factor of the gradient norm that it shows."""
+    """A part of a batch, and the factor of the gradient norm that it shows.
+
+    `runs` is how many initialisations show this.
+    """
 
     sequences: int
     tokens: int
     factor: float
+    runs: int
 
 
 @dataclass(frozen=True)
@@ -38,9 +48,9 @@ class RunProposal:
     sizes : list of BatchSize
         The parts that were tried, from the smallest on.
     factor : float
-        The factor of the gradient norm that is to be detected.
+        The factor of the gradient norm to detect.
     runs : int
-        How many initialisations the check takes.
+        How many initialisations the check needs.
     tokens : int
         The tokens of the whole batch of a pass.
 
@@ -87,6 +97,7 @@ class RunProposal:
         lines = [wrap(self.verdict), ""]
         lines += [
             f"{each.sequences:6} x {each.tokens:6} tokens: factor {each.factor:.3g}"
+            f" ({each.runs} initialisations)"
             for each in self.sizes
         ]
         return "\n".join(lines)
@@ -120,7 +131,7 @@ def propose_batch(
     Parameters
     ----------
     factor : float
-        The factor that is to be detected with probability 0.9.
+        The factor to detect with probability 0.9.
 
     Returns
     -------
@@ -148,19 +159,31 @@ def propose_batch(
     level /= LOGGED * (loop.steps + 1)
     runs = enough_runs(level) if initialisations is None else initialisations
     all_sequences, all_tokens = _size(loop.batches[0])
-    seeds = seeds_of(seed_number(seed), RUNS)
+    seeds = seeds_of(seed_number(seed), max(runs, RUNS))
     sizes = []
-    for sequences, tokens in _parts(all_sequences, all_tokens):
+    parts = list(_parts(all_sequences, all_tokens))
+    for sequences, tokens in parts:
         part = _cut(loop, sequences, tokens)
-        values = train(part, seeds, progress, f"{sequences} x {tokens}")
-        # the band of the logarithm of the first gradient norm
-        spread = band(values[GRADIENT][:, 0], level).spread
-        half = spread * half_width(runs, level) + tolerance
-        shift = Band(0.0, spread, half, half, is_log=True).detected
-        sizes.append(BatchSize(sequences, tokens, factor=math.exp(shift)))
-        if sizes[-1].factor <= factor:
+        title = f"{sequences} x {tokens}"
+        values = train(part, seeds[:RUNS], progress, title)
+        detected = _detected_by_few(values[GRADIENT][:, 0], runs, level, tolerance)
+        if detected <= factor or (sequences, tokens) == parts[-1]:
+            values = train(part, seeds, progress, title, first=runs_of(values))
+            of_all = band(values[GRADIENT][:, 0], level, tolerance)
+            detected = math.exp(of_all.detected)
+        sizes.append(BatchSize(sequences, tokens, detected, runs=len(values[GRADIENT])))
+        if detected <= factor:
             break
     return RunProposal(sizes, factor, runs, tokens=all_sequences * all_tokens)
+
+
+def _detected_by_few(norms: Floats, runs: int, level: float, tolerance: float) -> float:
+    """The factor that a check of so many `runs` detects if the law is normal, and has
+    the spread of these few.
+    """
+    spread = band(norms, level).spread
+    half = spread * half_width(runs, level) + tolerance
+    return math.exp(Band(0.0, spread, half, half, is_log=True).detected)
 
 
 def _size(batch: Batch) -> tuple[int, int]:

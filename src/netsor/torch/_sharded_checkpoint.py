@@ -80,7 +80,7 @@ def chunks_of(folder: Path) -> dict[str, list[Chunk]]:
         raise ArgumentError(
             "weights",
             str(folder),
-            f"a folder that can be read: {error.strerror or error}",
+            f"a readable folder: {error.strerror or error}",
         ) from None
     except (
         pickle.UnpicklingError,

@@ -296,7 +296,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Any]]:
             yield from load_file(path.parent / file).items()
     except OSError as error:
         raise ArgumentError(
-            "weights", str(path), f"a file that can be read: {error.strerror or error}"
+            "weights", str(path), f"a readable file: {error.strerror or error}"
         ) from None
     except (
         SafetensorError,

@@ -331,7 +331,7 @@ def test_assert_ok_raises_for_flagged_rules_only(inline):
     plain.assert_ok("growth", "entropy")
     with pytest.raises(
         ValueError,
-        match="limit is not measured of gpt2: infinite width was not requested",
+        match="limit was not measured for gpt2: infinite width was not requested",
     ):
         plain.assert_ok("limit")
     with pytest.raises(ValueError, match="rule='entrophy' must be one of growth, "):
@@ -347,6 +347,6 @@ def test_assert_ok_raises_for_flagged_rules_only(inline):
     ):
         plain["entrophy"]
     with pytest.raises(
-        ValueError, match="tokens=7 was not measured of gpt2; measured: 16"
+        ValueError, match="tokens=7 was not measured for gpt2; measured: 16"
     ):
         plain.at(7)

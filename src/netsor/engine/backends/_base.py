@@ -165,13 +165,13 @@ class Backend(ABC):
         return FIRST
 
     def seconds(self, plan: Plan, draws: int) -> float:
-        """Roughly the seconds for this many draws on a CPU: on one core, or on all if
+        """The estimated seconds for this many draws on a CPU: on one core, or on all if
         the library uses them.
         """
         return self.slowness * plan.seconds(draws)
 
     def working_bytes(self, replica: float) -> float:
-        """Roughly the host memory for a block, with `replica` bytes per replica."""
+        """The estimated host memory for a block, with `replica` bytes per replica."""
         # An accelerator keeps the arrays in its own memory, which `fits` checks.
         if self.kind != "cpu":
             return self.library_bytes
@@ -179,13 +179,13 @@ class Backend(ABC):
         return self.library_bytes + self.working * block
 
     def replica_bytes(self, plan: Plan) -> float:
-        """Roughly the memory of the device for one replica."""
+        """The estimated memory of the device for one replica."""
         # `plan.bytes` is the memory of a replica if a number takes 8 bytes
         itemsize = 8 if self.precision == AUTO else self.itemsize
         return self.working * plan.bytes * itemsize / 8
 
     def shared_bytes(self, plan: Plan) -> float:
-        """Roughly the memory of the device that all replicas share."""
+        """The estimated memory of the device that all replicas share."""
         return 0.0
 
     def within_memory(self, plan: Plan) -> Plan:

@@ -127,7 +127,8 @@ def _polynomials(freedom: Array, precision: str) -> Array:
     # the series is √(9ν/2) ((χ²/ν)^(1/3) − 1): solve for the cube root
     coefficients = coefficients / np.sqrt(4.5 * freedom)
     coefficients[0] += 1.0
-    return coefficients[: highest.max(initial=-1) + 1]
+    highest_of_all = highest.max(initial=-1)
+    return coefficients[: highest_of_all + 1]
 
 
 def _interpolated(freedom: Array) -> Array:

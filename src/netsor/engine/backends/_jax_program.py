@@ -70,7 +70,9 @@ def normal_pairs(
     def integer_of_53_bits(count: Array) -> Array:
         """Two words as an integer of 53 bits: 32 high bits, and 21 low ones."""
         high, low = random_words(count)
-        return high.astype(jnp.float64) * 2**21 + (low >> 11).astype(jnp.float64)
+        high_bits = high.astype(jnp.float64)
+        low_bits = (low >> 11).astype(jnp.float64)
+        return high_bits * 2**21 + low_bits
 
     # two uniform numbers between 0 and 1, of which `radial` is not 0
     if precision == "float32":
@@ -139,6 +141,7 @@ class JaxLibrary(Library):
         The floors of squared pivots are (…, 1, rows), see `Library`.
         """
         size = gram.shape[-1]
+        floors = floor[..., 0, :]
 
         def entry(a: Array, j: Any) -> Array:
             """The entries j along the last axis."""
@@ -149,11 +152,13 @@ class JaxLibrary(Library):
             residual, factor = state
             pivots = jnp.diagonal(residual, axis1=-2, axis2=-1)
             pivot = entry(pivots, j)
-            is_independent = pivot > entry(floor[..., 0, :], j)
+            is_independent = pivot > entry(floors, j)
             safe_pivot = jnp.where(is_independent, pivot, 1.0)
             inverse_root = jnp.where(is_independent, 1.0 / jnp.sqrt(safe_pivot), 0.0)
+
             column = entry(residual, j) * inverse_root[..., None]
-            column = jnp.where(jnp.arange(size) >= j, column, 0.0)
+            is_lower_triangle = jnp.arange(size) >= j
+            column = jnp.where(is_lower_triangle, column, 0.0)
             factor = jax.lax.dynamic_update_index_in_dim(factor, column, j, -1)
             part_of_column = column[..., :, None] * column[..., None, :]
             return residual - part_of_column, factor

@@ -313,8 +313,9 @@ def replicas_per_block(size: float, seconds: float, steps: float, long: bool) ->
 
     `long` says whether most random numbers are in long rows (`Plan.long_numbers`).
     """
-    # long rows of coordinates do not fit in a cache anyway
-    cache_bytes = BLOCK_BYTES * (8 if long else 1)
+    cache_bytes = BLOCK_BYTES
+    if long:  # long rows of coordinates do not fit in a cache anyway
+        cache_bytes = 8 * BLOCK_BYTES
     in_cache = min(CHUNK, cache_bytes // max(size, 1))
     # as many as hide the overhead of steps; blocks must be powers of 2
     overhead_seconds = STEP_SECONDS * steps

@@ -185,13 +185,13 @@ class Torch(StepwiseBackend):
         return float(torch.cuda.get_device_properties(self.device).total_memory)
 
     def replica_bytes(self, plan: Plan) -> float:
-        """Roughly the memory of the device for one replica."""
+        """The estimated memory of the device for one replica."""
         if self.kind == "cpu":
             return super().replica_bytes(plan)
         return device_memory(plan, self.itemsize).replica
 
     def shared_bytes(self, plan: Plan) -> float:
-        """Roughly the memory of the device for constants, indices and libraries."""
+        """The estimated memory of the device for constants, indices and libraries."""
         if self.kind == "cpu":
             return super().shared_bytes(plan)
         return device_memory(plan, self.itemsize).shared

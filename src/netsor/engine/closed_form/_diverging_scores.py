@@ -236,7 +236,8 @@ def _limits_of(plan: Plan, scalars: Sequence[Scalar]) -> list[ProductLimit]:
     values = np.split(means, ends[:-1], axis=1)
     limits = []
     for k in range(0, len(values), 3):
-        limits.append(ProductLimit(xy=values[k], xx=values[k + 1], yy=values[k + 2]))
+        xy, xx, yy = values[k : k + 3]
+        limits.append(ProductLimit(xy=xy, xx=xx, yy=yy))
     return limits
 
 
@@ -252,12 +253,16 @@ def _is_nonzero(product: Product, limit: ProductLimit) -> Bools:
     A product ⟨x, y⟩/n exceeds rounding if it is large beside √(⟨x, x⟩⟨y, y⟩)/n.
     """
     # the largest lengths over replicas: (…, i) and (…, j)
-    x_length = np.sqrt(limit.xx.max(axis=0)).reshape(product.x.shape)
-    y_length = np.sqrt(limit.yy.max(axis=0)).reshape(product.y.shape)
-    size = x_length[..., :, None] * y_length[..., None, :]
-    sizes = np.broadcast_to(size, product.needed.shape).ravel()
+    longest_x = np.sqrt(limit.xx.max(axis=0))
+    longest_y = np.sqrt(limit.yy.max(axis=0))
+    x_length = longest_x.reshape(product.x.shape)
+    y_length = longest_y.reshape(product.y.shape)
+    # the sizes of the pairs (…, i, j), flat as those of the limit
+    sizes = x_length[..., :, None] * y_length[..., None, :]
+    needed = product.needed
+    sizes = np.broadcast_to(sizes, needed.shape).ravel()
     is_large = np.abs(limit.xy) > MIN_CORRELATION * sizes
-    return is_large & product.needed.ravel()
+    return is_large & needed.ravel()
 
 
 def _shifts(plan: Plan) -> range:

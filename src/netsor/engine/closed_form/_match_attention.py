@@ -336,8 +336,9 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
         columns = columns[np.diag(limit.gram)[columns] == 0]
         if not columns.size:  # of (1, …, 1), or of covariance 0
             continue
-        # for each column, an entry of the value that is this column
-        entries = abs(expansion.rows[value]).toarray()[:, columns].argmax(axis=0)
+        # for each column, the entry of the value that is this column
+        coefficients = abs(expansion.rows[value]).toarray()[:, columns]
+        entries = coefficients.argmax(axis=0)
         match value.op:
             case Data(vectors=data):
                 rows = data.reshape(value.size, -1)[entries]
@@ -356,6 +357,8 @@ def _fluctuations(vectors: Sequence[Vector], selected: Ints) -> _Fluctuations | 
             case _:
                 return None
         limit.add_directions(columns, value.width.factor)
+    # the vectors are rows of coefficients of the columns, R: their Gram matrix is
+    # K = R gram Rᵀ = B Bᵀ, and V = R direction Rᵀ = B S Bᵀ
     all_rows = np.concatenate([expansion.rows[vector].toarray() for vector in vectors])
     rows = all_rows[selected]
     root, inverse = _root(rows @ limit.gram @ rows.T)
@@ -394,6 +397,8 @@ def _root(gram: Floats) -> _Root:
 
     Rows are scaled to length 1 first, so that short vectors keep their digits.
     """
+    # gram = D Q Λ Q^T D with the lengths D: the factor is D Q Λ^(1/2), and Λ^(−1/2) Q^T
+    # D^(−1) its inverse, where eigenvalues that are round-off are left out
     length = np.sqrt(np.diag(gram))
     length[length == 0] = 1.0
     correlations = gram / np.outer(length, length)
@@ -402,7 +407,8 @@ def _root(gram: Floats) -> _Root:
     vectors = vectors[:, is_positive]
     roots = np.sqrt(eigenvalues[is_positive])
     return _Root(
-        factor=length[:, None] * vectors * roots, inverse=(vectors / roots).T / length
+        factor=length[:, None] * vectors * roots,
+        inverse=(vectors / roots).T / length,
     )
 
 
@@ -412,12 +418,14 @@ def _merged(directions: Floats) -> Floats:
     The sum depends on the Gram matrix of the flattened directions only: its
     eigenvectors, times the roots of their eigenvalues, have the same one.
     """
-    count, *shape = directions.shape
+    count, *matrix = directions.shape
     flat = directions.reshape(count, -1)
-    eigenvalues, vectors = np.linalg.eigh(flat.T @ flat)
+    gram = flat.T @ flat
+    eigenvalues, vectors = np.linalg.eigh(gram)  # in increasing order
     is_positive = eigenvalues > RANK * eigenvalues[-1]
-    columns = vectors[:, is_positive] * np.sqrt(eigenvalues[is_positive])
-    return np.asarray(columns.T.reshape(-1, *shape))
+    roots = np.sqrt(eigenvalues[is_positive])
+    columns = vectors[:, is_positive] * roots
+    return np.asarray(columns.T.reshape(-1, *matrix))
 
 
 def _kernel(

@@ -28,14 +28,18 @@ MAX_VECTORS = 4  # k vectors have 2^k patterns
 MIN_COORDINATES_PER_PATTERN = 16
 
 
+def _may_be_replaced(step: Step) -> bool:
+    """Whether a step computes inner products of few vectors: a quick test."""
+    if step.kind not in ("reduced", "squares"):
+        return False
+    *_, rows = step.args
+    vectors = rows.shape[-2] if len(rows.shape) > 1 else 1
+    return vectors <= MAX_VECTORS
+
+
 def with_sign_patterns(plan: Plan) -> Plan:
     """The plan with products of ReLU vectors sampled from sign patterns, if any."""
-    has_few_vectors = any(
-        step.kind in ("reduced", "squares")
-        and step.args[-1].shape[-2:-1] <= (MAX_VECTORS,)
-        for step in plan.steps
-    )
-    if not has_few_vectors:
+    if not any(map(_may_be_replaced, plan.steps)):
         return plan
     step_of = {step.out: step for step in plan.steps}
     reads = Counter([plan.mean, plan.columns])  # how often each array is read

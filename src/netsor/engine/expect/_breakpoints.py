@@ -309,11 +309,13 @@ def _effect_of_rounding(values: Array, left: Array, right: Array) -> Array:
     """
     # NODE_POINTS are those of [-1, 1], where a unit is half the length of the interval
     at_nodes = values[:NODE_COUNT]
-    quotients = np.diff(at_nodes, axis=0) / np.diff(NODE_POINTS)[:, None]
+    distances = np.diff(NODE_POINTS)
+    quotients = np.diff(at_nodes, axis=0) / distances[:, None]
     half_length = 0.5 * (right - left)
-    slope = np.abs(quotients).max(axis=0) / half_length
+    largest_slope = np.abs(quotients).max(axis=0) / half_length
     size_of_argument = 0.5 * (np.abs(left) + np.abs(right))
-    return np.asarray(ARGUMENT_ROUNDING * size_of_argument * slope)
+    rounding_of_argument = ARGUMENT_ROUNDING * size_of_argument
+    return np.asarray(rounding_of_argument * largest_slope)
 
 
 def _clusters(short: Array) -> Array:

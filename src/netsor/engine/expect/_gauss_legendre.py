@@ -55,9 +55,11 @@ def _checks() -> Array:
     # next to the ends
     degree = np.arange(NODE_COUNT)
     coefficients = at_node * WEIGHTS[:, None] * (degree + 0.5)
-    last_coefficients = np.concatenate([coefficients[:, -3:], np.zeros((2, 3))])
+    of_ends = np.zeros((2, 3))
+    last_coefficients = np.concatenate([coefficients[:, -3:], of_ends])
     # the value next to an end minus that of the polynomial there
-    misses = np.concatenate([-coefficients @ at_next.T, np.eye(2)])
+    polynomial_at_next = coefficients @ at_next.T
+    misses = np.concatenate([-polynomial_at_next, np.eye(2)])
     checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
 
     def make_orthogonal(columns: slice, polynomials: int) -> None:
@@ -92,9 +94,9 @@ class Resolved(NamedTuple):
 
     def integrate(self, values: Array) -> Array:
         """Σ weight · values for each row; values have shape (panels, NODE_COUNT)."""
-        return np.bincount(
-            self.row, np.sum(self.weight * values, axis=1), len(self.error)
-        )
+        of_panels = np.sum(self.weight * values, axis=1)
+        rows = len(self.error)
+        return np.bincount(self.row, of_panels, rows)
 
 
 class _Panels(NamedTuple):
@@ -237,7 +239,9 @@ def _masses(values: Array, weight: Array, largest_weight: Array) -> Array:
     """
     # multiply by the root of the density first: squares of growing values would
     # overflow
-    rooted = values[:, :NODE_COUNT] * np.sqrt(largest_weight)[:, None]
+    at_nodes = values[:, :NODE_COUNT]
+    root_of_density = np.sqrt(largest_weight)[:, None]
+    rooted = at_nodes * root_of_density
     masses: Array = np.sum(weight * rooted**2, axis=1)
     return masses
 

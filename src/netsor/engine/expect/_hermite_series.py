@@ -179,10 +179,11 @@ def _fill(result: Series, f: Single, rows: Array, terms: int) -> None:
     with np.errstate(invalid="ignore", over="ignore"):
         missing = unresolved(values) * common.largest * panel_length  # (rows, panels)
         square = (at_nodes * at_nodes) @ weights
-        allowed = tolerance * np.sqrt(square)[:, None]
-        is_resolved = np.all(missing <= allowed, axis=1)
+        allowed = tolerance * np.sqrt(square)
+        is_resolved = np.all(missing <= allowed[:, None], axis=1)
     edges = f.edges(rows, reach(terms), step(terms))
-    has_no_breaks = np.all(np.abs(edges) >= reach(terms), axis=1)
+    is_beyond_reach = np.abs(edges) >= reach(terms)
+    has_no_breaks = np.all(is_beyond_reach, axis=1)
     is_smooth = is_resolved & has_no_breaks
 
     smooth = rows[is_smooth]
@@ -278,12 +279,14 @@ def _integrals_on_panels(
 
 def _panels_within_reach(f: Single, poles: Poles, terms: int) -> Resolved:
     """Panels for the integrals of φ h_k, k < terms, of the rows of f."""
+    # a mean for each node of another integral: give up on noise sooner
+    most_failing = 64 if terms == 1 else 400
     return resolve(
         _values_without_poles(f, poles),
         edges=_panel_edges(f, poles, end=reach(terms), length=step(terms)),
         density=partial(_largest, terms=terms),
         tolerance=max(TOLERANCE, 4 * f.features.noise),
-        failing=64 if terms == 1 else 400,
+        failing=most_failing,
     )
 
 
@@ -340,6 +343,15 @@ class _Cell(NamedTuple):
     polynomials: Array
     error: float  # relative to √E[φ²]
 
+    def values(self, log_variance: Array) -> Array:
+        """The functions of the table at points of this interval, (K + 1, points)."""
+        # the interval becomes [−1, 1], but for rounding
+        length = self.right - self.left
+        x = (2 * log_variance - self.left - self.right) / length
+        x = np.clip(x, -1.0, 1.0)
+        chebyshev_values = chebvander(x, DEGREE).T
+        return self.polynomials @ chebyshev_values
+
 
 def tabulated(f: Function, variance: Array, terms: int) -> Series:
     """The coefficients of φ(√a x) for variances a > 0, from the table.
@@ -382,11 +394,7 @@ def _interpolated(f: Function, log_variance: Array, terms: int) -> tuple[Array, 
     values = np.empty((terms + 1, len(log_variance)))
     relative_error = np.empty(len(log_variance))
     for cell, (start, stop) in zip(cells, pairwise(bounds), strict=True):
-        length = cell.right - cell.left
-        x = (2 * log_variance[start:stop] - cell.left - cell.right) / length
-        inside = np.clip(x, -1.0, 1.0)  # but for rounding, x lies in [−1, 1]
-        chebyshev_values = chebvander(inside, DEGREE).T
-        values[:, start:stop] = cell.polynomials @ chebyshev_values
+        values[:, start:stop] = cell.values(log_variance[start:stop])
         relative_error[start:stop] = cell.error
     return values, relative_error
 
@@ -414,10 +422,12 @@ def _fitted_cells(
     log_square = 2 * np.log(norm)
     functions = np.concatenate([relative_coefficients, log_square[None]])
     polynomials = functions @ TO_COEFFICIENTS.T
-    truncation = float(np.abs(polynomials[:, -3:]).max())
+    last_coefficients = polynomials[:, -3:]
+    truncation = float(np.abs(last_coefficients).max())
     error = float(np.max(exact.error / norm))
     tolerance = error if error > ROUGH else PRECISION
-    if halvings == 0 or not truncation > tolerance:
+    is_accurate = not truncation > tolerance
+    if halvings == 0 or is_accurate:
         cell = _Cell(
             left=left,
             right=right,
@@ -425,7 +435,10 @@ def _fitted_cells(
             error=error + 3 * truncation,
         )
         return [cell]
-    return [
-        *_fitted_cells(f, left, middle, terms, halvings - 1),
-        *_fitted_cells(f, middle, right, terms, halvings - 1),
-    ]
+    left_half = _fitted_cells(
+        f, left=left, right=middle, terms=terms, halvings=halvings - 1
+    )
+    right_half = _fitted_cells(
+        f, left=middle, right=right, terms=terms, halvings=halvings - 1
+    )
+    return [*left_half, *right_half]

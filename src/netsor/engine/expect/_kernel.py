@@ -105,22 +105,28 @@ def _of_piecewise_linear(
 
 
 def _of_gelu(a: Array, c: Array, b: Array) -> Array:
-    """E[u Φ(u) v Φ(v)], by Stein's lemma twice.
+    """E[u v P] with P = Φ(u) Φ(v), where Φ is the distribution function of N(0, 1).
 
-    With P = Φ(u) Φ(v) it is
+    u and v have means of 0. The formula is, with the mixed derivative M below,
 
-        c E[P] + a c E[∂²_u P] + b c E[∂²_v P] + (ab + c²) E[∂_u ∂_v P].
+        E[u v P] = c E[P] + (ab + c² (1 − a/(1 + a) − b/(1 + b))) M.
 
-    E[P] = 1/4 + arcsin(r)/2π with r = c/√((1+a)(1+b)). As φ'(u) = −u φ(u), the second
-    derivatives are multiples of the mixed one: E[∂²_u P] = −c/(1+a) E[∂_u ∂_v P], and
-    E[∂_u ∂_v P] = E[φ(u) φ(v)] = 1/(2π root).
+    Its steps use Stein's lemma, E[u F] = a E[∂_u F] + c E[∂_v F], and the same for v:
+
+    1. The lemma for u, then for v, gives E[u v P]
+       = c E[P] + ac E[∂_u² P] + bc E[∂_v² P] + (ab + c²) M, where M = E[∂_u ∂_v P].
+    2. ∂_u² P = −u p(u) Φ(v) for the density p of N(0, 1). The lemma for this u gives
+       E[∂_u² P] = −a E[∂_u² P] − c M. So E[∂_u² P] = −c M/(1 + a), and similarly for
+       v. This removes both second derivatives from step 1.
+    3. E[P] = 1/4 + arcsin(r)/2π and M = E[p(u) p(v)] = 1/(2π root) are Gaussian
+       integrals, with r and the root of `_Angle`.
     """
     angle = _angle(a, c, b)
-    mean_of_product = 0.25 + angle.arcsine / (2 * np.pi)
-    variance_share_u = a / (1.0 + a)
-    variance_share_v = b / (1.0 + b)
-    of_mixed = a * b + c * c * (1.0 - variance_share_u - variance_share_v)
-    return c * mean_of_product + of_mixed / (2 * np.pi * angle.root)
+    mean_of_p = 0.25 + angle.arcsine / (2 * np.pi)
+    from_second_u = a / (1.0 + a)  # of −c² M: what ac E[∂_u² P] contributes
+    from_second_v = b / (1.0 + b)
+    factor_of_m = a * b + c * c * (1.0 - from_second_u - from_second_v)
+    return c * mean_of_p + factor_of_m / (2 * np.pi * angle.root)
 
 
 def _is_zero(mean: Array) -> bool:
@@ -144,14 +150,17 @@ def _piecewise_linear(f: Function) -> _PiecewiseLinear | None:
 
 
 def _relu(a: Array, c: Array, b: Array) -> Array:
-    """√(ab)/(2π) (√(1−ρ²) + ρ (π − arccos ρ)) (Cho and Saul 2009)."""
+    """E[relu(u) relu(v)] = √(ab)/(2π) (sin θ + (π − θ) cos θ) for the correlation
+    cos θ = c/√(ab) (Cho and Saul 2009).
+    """
     xp = array_namespace(a, c, b)
-    scale = xp.sqrt(a) * xp.sqrt(b)
-    safe_scale = xp.where(scale > 0, scale, 1.0)
-    rho = xp.clip(c / safe_scale, -1.0, 1.0)
-    sine = xp.sqrt((1 - rho) * (1 + rho))
-    shape = sine + rho * (np.pi - xp.acos(rho))
-    return scale / (2 * np.pi) * shape
+    stds = xp.sqrt(a) * xp.sqrt(b)
+    safe_stds = xp.where(stds > 0, stds, 1.0)
+    cosine = xp.clip(c / safe_stds, -1.0, 1.0)
+    sine = xp.sqrt((1 - cosine) * (1 + cosine))
+    theta = xp.acos(cosine)
+    of_unit_variances = sine + cosine * (np.pi - theta)
+    return stds / (2 * np.pi) * of_unit_variances
 
 
 class _Angle(NamedTuple):
@@ -164,8 +173,9 @@ class _Angle(NamedTuple):
 def _angle(a: Array, c: Array, b: Array) -> _Angle:
     """arcsin(r) as an arctangent, which keeps its digits near r = 1, where c² ≤ ab."""
     xp = array_namespace(a, c, b)
-    determinant = xp.clip(a * b - c * c, 0.0, None)
-    root = xp.sqrt(1.0 + a + b + determinant)
+    determinant = a * b - c * c
+    determinant = xp.clip(determinant, 0.0, None)  # rounding may make it negative
+    root = xp.sqrt(1.0 + a + b + determinant)  # of (1 + a)(1 + b) − c²
     return _Angle(arcsine=xp.atan2(c, root), root=root)
 
 
@@ -181,11 +191,12 @@ def _waves(
     xp = array_namespace(a, c, b)
     m = (a + b) / 2
     size = xp.abs(c)
-    # without overflow: cosh c = e^|c| (2 + e^(−2|c|) − 1)/2, and similarly sinh c
-    decay = xp.expm1(-2 * size)
-    peak = xp.exp(size - m) / 2
-    cosines = peak * (2 + decay)  # e^−m cosh c
-    sines = -xp.sign(c) * peak * decay  # e^−m sinh c
+    # without overflow, with d = e^(−2|c|) − 1:
+    # cosh c = e^|c| (2 + d)/2, and sinh c = −sign(c) e^|c| d/2
+    d = xp.expm1(-2 * size)
+    peak = xp.exp(size - m) / 2  # e^(|c| − m)/2
+    mean_of_cosines = peak * (2 + d)  # E[cos x cos y]
+    mean_of_sines = -xp.sign(c) * peak * d  # E[sin x sin y]
 
     def addition_theorem(mean: Array, is_sine: bool) -> tuple[Array, Array]:
         """(p, q) with φ(mean + x) = p cos x − q sin x."""
@@ -193,9 +204,9 @@ def _waves(
             return xp.sin(mean), -xp.cos(mean)
         return xp.cos(mean), xp.sin(mean)
 
-    cos_u, sin_u = addition_theorem(mu, sine_u)
-    cos_v, sin_v = addition_theorem(nu, sine_v)
-    return cos_u * cos_v * cosines + sin_u * sin_v * sines
+    p_u, q_u = addition_theorem(mu, sine_u)
+    p_v, q_v = addition_theorem(nu, sine_v)
+    return p_u * p_v * mean_of_cosines + q_u * q_v * mean_of_sines
 
 
 # Conditioning: E[φ(u) ψ(v)] = E[φ(u) E[ψ(v) | u]], for correlations too near ±1 for a
@@ -253,7 +264,9 @@ class _ConditionedPairs:
     def integrand(self, pair: Array, t: Array) -> Array:
         """φ(u) E[ψ(v) | u] for some pairs, at standardised u, (pairs, points)."""
         y = self.y
-        m = y.mean[pair][:, None] + self.slope[pair][:, None] * t
+        mean_of_v = y.mean[pair][:, None]
+        slope = self.slope[pair][:, None]
+        m = mean_of_v + slope * t
         s = self.residual_std[pair]
         if y.f.smoothed is not None:
             conditional_mean = y.f.smoothed(m, s[:, None])
@@ -338,10 +351,14 @@ class _ConditionedPairs:
         is_in_reach = (lowest < breaks) & (breaks < highest)
         breaks = breaks[is_in_reach]
 
-        # m(u) = mean + slope u around each break, (pairs, breaks, AROUND), and the
-        # standardised u there; a slope of 0 gives ±∞, which is clipped, or NaN
-        m = breaks[:, None] + AROUND * self.residual_std[:, None, None]
-        t = (m - y.mean[:, None, None]) / self.slope[:, None, None]
+        # values of m(u) around each break, (pairs, breaks, AROUND), and the
+        # standardised u there, as m(u) = ν + slope · t
+        residual_std = self.residual_std[:, None, None]
+        mean_of_v = y.mean[:, None, None]
+        slope = self.slope[:, None, None]
+        m = breaks[:, None] + AROUND * residual_std
+        t = (m - mean_of_v) / slope
+        # a slope of 0 gives ±∞, which is clipped, or NaN
         t = t.reshape(len(self.rho), -1)
         t = np.nan_to_num(t, nan=end)
         return np.clip(t, -end, end)
@@ -525,17 +542,23 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
     It is as short as each pair allows: an eighth, a quarter, a half of the terms, or
     all of them.
     """
-    series_of_pairs = _series_of_pairs(x, y, ix=ix, iy=iy, terms=terms)
-    rows_x, rows_y, f, g, ix, iy = series_of_pairs
+    occurring = _series_of_pairs(x, y, ix=ix, iy=iy, terms=terms)
+    f = occurring.f
+    g = occurring.g
+    ix = occurring.ix
+    iy = occurring.iy
     with np.errstate(invalid="ignore", over="ignore"):
         norm_f = np.sqrt(f.square)[ix]
         norm_g = np.sqrt(g.square)[iy]
         scale = norm_f * norm_g
-        error = f.error[ix] * norm_g + g.error[iy] * norm_f + CORRELATION_RTOL * scale
+        error_of_rows = f.error[ix] * norm_g + g.error[iy] * norm_f
+        error = error_of_rows + CORRELATION_RTOL * scale
 
     # E[φ(u) ψ(v)] = ± E[φ(u)²] if φ(u) = ± ψ(v)
     parity = _common_parity(f, g)
-    sign = _sign_if_equal(rows_x, rows_y, ix=ix, iy=iy, rho=rho, parity=parity)
+    sign = _sign_if_equal(
+        occurring.rows_x, occurring.rows_y, ix=ix, iy=iy, rho=rho, parity=parity
+    )
     is_exact = sign != 0
     value = np.zeros(len(rho))
     value[is_exact] = sign[is_exact] * f.square[ix[is_exact]]
@@ -550,9 +573,9 @@ def _summed(x: Single, y: Single, ix: Array, iy: Array, rho: Array, terms: int) 
         batch = np.nonzero(is_open)[0]
         if not len(batch):
             break
-        # what the series of this length leaves out, by Cauchy and Schwarz
-        remainder = np.abs(rho[batch]) ** length * remainder_f[ix[batch]]
-        remainder = remainder * remainder_g[iy[batch]]
+        # |Σ_{k ≥ length} f_k g_k ρ^k| is at most this, by Cauchy and Schwarz
+        power_of_rho = np.abs(rho[batch]) ** length
+        remainder = power_of_rho * remainder_f[ix[batch]] * remainder_g[iy[batch]]
         is_enough = ~(remainder > PRECISION * scale[batch])
         batch = batch[is_enough]
         value[batch] = _mehler(
@@ -588,16 +611,18 @@ def _series_of_pairs(
     if x is y:
         rows, index = _unique_rows(np.concatenate([ix, iy]))
         position_u, position_v = np.split(index, [len(ix)])
-        of_both = x.take(rows)
-        f = coefficients(of_both, terms)
-        return _SeriesOfPairs(of_both, of_both, f, f, position_u, position_v)
-    rows, position_u = _unique_rows(ix)
-    rows_x = x.take(rows)
-    rows, position_v = _unique_rows(iy)
-    rows_y = y.take(rows)
-    f = coefficients(rows_x, terms)
-    g = coefficients(rows_y, terms)
-    return _SeriesOfPairs(rows_x, rows_y, f, g, position_u, position_v)
+        rows_x = rows_y = x.take(rows)
+        f = g = coefficients(rows_x, terms)
+    else:
+        rows, position_u = _unique_rows(ix)
+        rows_x = x.take(rows)
+        rows, position_v = _unique_rows(iy)
+        rows_y = y.take(rows)
+        f = coefficients(rows_x, terms)
+        g = coefficients(rows_y, terms)
+    return _SeriesOfPairs(
+        rows_x=rows_x, rows_y=rows_y, f=f, g=g, ix=position_u, iy=position_v
+    )
 
 
 def _sign_if_equal(
@@ -743,7 +768,10 @@ def kernel(
         lead_y = lead_x
     else:
         rows_y, lead_y = _single(y, yy)
-    shape, ix, iy = paired(lead_x, lead_y, xy.shape[:-2])
+    all_pairs = paired(lead_x, lead_y, xy.shape[:-2])
+    shape = all_pairs.shape
+    ix = all_pairs.row_of_x
+    iy = all_pairs.row_of_y
     covariance = np.asarray(xy, dtype=float)[..., 0, 0]
     covariance = np.broadcast_to(covariance, shape)
     transposed = np.swapaxes(covariance, -1, -2)
@@ -793,10 +821,12 @@ def moments(x: BatchedFunction, xx: Array) -> tuple[Array, Array, Array]:
     """
     rows, lead = _single(x, xx)
     hermite = coefficients(rows, 2)
+    # with u = mean + std z, the coefficient of h_1(z) = z is β std
     mean, linear = hermite.coefficients
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(rows.std > 0, linear / rows.std, 0.0)
-    return mean.reshape(lead), slope.reshape(*lead, 1), hermite.error.reshape(lead)
+        beta = np.where(rows.std > 0, linear / rows.std, 0.0)
+    error = hermite.error
+    return mean.reshape(lead), beta.reshape(*lead, 1), error.reshape(lead)
 
 
 def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
@@ -804,9 +834,10 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
 
     It raises an error if the function has a pole there without a second moment.
     """
-    lead, mean, variance, params = flattened(x, xx)
-    std = np.sqrt(np.maximum(variance[:, 0, 0], 0.0))
-    rows = single(x.f, mean=mean[:, 0], std=std, params=params)
+    flat = flattened(x, xx)
+    variance = flat.matrices[:, 0, 0]
+    std = np.sqrt(np.maximum(variance, 0.0))
+    rows = single(x.f, mean=flat.mean[:, 0], std=std, params=flat.params)
     is_near = rows.near_poles(reach(terms=3)).any(axis=0)
     for pole in rows.features.poles[is_near]:
         if not is_integrable(x.f, float(pole)):
@@ -814,4 +845,4 @@ def _single(x: BatchedFunction, xx: Array) -> tuple[Single, tuple[int, ...]]:
                 f"{x.f.name} is infinite at u = {pole + 0.0:.6g}, so that its second"
                 " moment is infinite: bound the function"
             )
-    return rows, lead
+    return rows, flat.lead

@@ -121,7 +121,8 @@ def expected(integrand: Integrand, rank: Array, outputs: int) -> tuple[Array, Ar
     value = np.zeros((len(rank), outputs))
     error = np.zeros((len(rank), outputs))
     log_size = log_points(len(rank))
-    rows_per_batch = INTEGRAND_VALUES_PER_BATCH // (outputs * SETS << log_size)
+    values_per_row = outputs * SETS * 2**log_size
+    rows_per_batch = INTEGRAND_VALUES_PER_BATCH // values_per_row
     for variables in np.unique(rank):
         members = np.nonzero(rank == variables)[0]
         for block in slices(len(members), rows_per_batch):
@@ -155,7 +156,8 @@ def _estimate(
 
         if variables <= PRODUCT:
             fine, spread = _products(integrand, rows, variables, log_size)
-            spread += SUM_RTOL * np.sqrt(np.mean(values**2, axis=-1))
+            root_mean_square = np.sqrt(np.mean(values**2, axis=-1))
+            spread += SUM_RTOL * root_mean_square
             # if Sobol points miss the tail they cannot serve as a comparison: product
             # rules must agree among themselves
             rules_agree = np.where(
@@ -201,10 +203,11 @@ def _tail_index(size: Array) -> Array:
     It is the mean of log(x/x_min) over the largest terms x.
     """
     count = max(32, size.shape[-1] // 1024)
-    largest = np.partition(size, -count, axis=-1)[:, -count:]
-    log_largest = np.log(largest)
+    partitioned = np.partition(size, -count, axis=-1)
+    log_largest = np.log(partitioned[:, -count:])
     log_least = log_largest.min(axis=-1, keepdims=True)
-    return np.asarray(np.mean(log_largest - log_least, axis=-1))
+    log_ratios = log_largest - log_least
+    return np.asarray(np.mean(log_ratios, axis=-1))
 
 
 class RuleIntegrals(NamedTuple):
@@ -225,7 +228,8 @@ def _products(
     """
     # nodes per variable: as many as fit in the points of a quasi-random rule, and about
     # 2/3 and 5/6 of these
-    most = min(100, int((SETS << log_size) ** (1 / variables)))
+    points = SETS * 2**log_size
+    most = min(100, int(points ** (1 / variables)))
     two_thirds = most - max(2, most // 3)
     five_sixths = most - max(1, most // 6)
     is_wide = most >= WIDE
@@ -280,7 +284,9 @@ def kernel_of_several(
     is_symmetric = x is y and a is b
     u = _row_arguments(x, a)
     v = u if is_symmetric else _row_arguments(y, b)
-    shape, row_of_u, row_of_v = paired(u.lead, v.lead)
+    all_pairs = paired(u.lead, v.lead)
+    row_of_u = all_pairs.row_of_x
+    row_of_v = all_pairs.row_of_y
     is_computed = np.ones(len(row_of_u), dtype=bool)
     if is_symmetric:  # one of (i, j) and (j, i)
         is_computed = row_of_u <= row_of_v
@@ -302,8 +308,8 @@ def kernel_of_several(
 
     def of_all_pairs(computed: Array) -> Array:
         """The array (..., i, j) of numbers that were computed for some pairs."""
-        numbers = np.zeros(shape)
-        numbers[is_computed.reshape(shape)] = computed[:, 0]
+        numbers = np.zeros(all_pairs.shape)
+        numbers[is_computed.reshape(all_pairs.shape)] = computed[:, 0]
         if is_symmetric:
             upper = np.triu(numbers, 1)
             numbers += np.swapaxes(upper, -1, -2)
@@ -367,12 +373,16 @@ def moments_of_several(x: BatchedFunction, a: Array) -> tuple[Array, Array, Arra
     # u = means + N U S z, so β = (N U S)^(−1) E[φ z] = N^(−1) U S^(−1) E[φ z]
     with np.errstate(divide="ignore", invalid="ignore"):
         is_used = np.arange(most_variables) < root.rank[:, None]
-        over_std = np.where(is_used, products / root.std, 0.0)
+        over_std = np.where(is_used, products / root.std, 0.0)  # S^(−1) E[φ z]
         # a sum over the variables j, for rows n and arguments i
-        slopes = np.einsum("nij,nj->ni", root.vectors, over_std)
-        slopes = np.where(root.norm > 0, slopes / root.norm, 0.0)
-    largest_error = error.max(axis=1).reshape(flat.lead)
-    return mean, slopes.reshape(*flat.lead, arguments), largest_error
+        along_unit_rows = np.einsum("nij,nj->ni", root.vectors, over_std)
+        beta = np.where(root.norm > 0, along_unit_rows / root.norm, 0.0)
+    largest_error = error.max(axis=1)
+    return (
+        mean,
+        beta.reshape(*flat.lead, arguments),
+        largest_error.reshape(flat.lead),
+    )
 
 
 class _Arguments(NamedTuple):
@@ -406,8 +416,9 @@ class _Arguments(NamedTuple):
         original = self.original[rows]
         has_copies = (original != np.arange(arguments)).any()
         if has_copies:
+            sign = self.sign[rows]
             u_of_originals = np.take_along_axis(u, original[:, :, None], axis=1)
-            u = self.sign[rows][:, :, None] * u_of_originals
+            u = sign[:, :, None] * u_of_originals
         values_of_arguments = [u[:, k, :] for k in range(arguments)]
         params = [p[rows][:, None] for p in self.params]
         values = self.x.f(*values_of_arguments, *params)
@@ -422,11 +433,13 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
     (1, 1, −1). An argument that is equal to several earlier ones has the original of
     the first of them.
     """
-    lead, mean, rows, params = flattened(x, a)
-    original = np.tile(np.arange(mean.shape[1]), (len(mean), 1))
+    flat = flattened(x, a)
+    mean = flat.mean
+    count, arguments = mean.shape
+    original = np.tile(np.arange(arguments), (count, 1))
     sign = np.ones(mean.shape)
-    mean_and_rows = np.concatenate([mean[:, :, None], rows], axis=2)
-    for later in range(1, mean.shape[1]):
+    mean_and_rows = np.concatenate([mean[:, :, None], flat.matrices], axis=2)
+    for later in range(1, arguments):
         # Backwards, as each match overwrites the one before: the first argument that is
         # equal or opposite wins. Equality up to round-off is not transitive, so the
         # order can matter.
@@ -444,10 +457,10 @@ def _row_arguments(x: BatchedFunction, a: Array) -> _Arguments:
             sign[is_same, later] = sign_of_original[is_same]
     return _Arguments(
         x=x,
-        lead=lead,
+        lead=flat.lead,
         mean=mean,
-        rows=rows,
-        params=params,
+        rows=flat.matrices,
+        params=flat.params,
         original=original,
         sign=sign,
     )
@@ -483,5 +496,6 @@ def _root(rows: Array) -> Root:
         unit = np.swapaxes(triangle, -1, -2)
     vectors, std, _ = np.linalg.svd(unit, full_matrices=False)
     largest_std = std[:, :1]
-    rank = np.sum(std > RANK * largest_std, axis=1)
+    is_significant = std > RANK * largest_std
+    rank = np.sum(is_significant, axis=1)
     return Root(norm=norm, vectors=vectors, std=std, rank=rank)

@@ -46,7 +46,9 @@ def exponents(f: Function, pole: float) -> tuple[Exponent, Exponent]:
     They are measured at twice the radius within which the pole is integrated apart, and
     at smaller distances.
     """
-    radius = EXACT_RADIUS if pole == 0 else RADIUS * (1 + abs(pole))
+    radius = EXACT_RADIUS
+    if pole != 0:
+        radius = RADIUS * (1 + abs(pole))
     offsets = radius * np.append(2.0, DISTANCES)
     below = _exponent(f, pole, -offsets)
     above = _exponent(f, pole, offsets)
@@ -66,15 +68,20 @@ def _exponent(f: Function, pole: float, offsets: Array) -> Exponent:
         if not values.any():
             return Exponent(0.0, 0.0)
         # a(δ) = −d log |φ|/d log δ between neighbouring distances, (3,)
-        slopes = -np.diff(np.log(values)) / np.diff(np.log(distance))
-    if not np.isfinite(slopes).all():
+        change_of_value = np.diff(np.log(values))
+        change_of_distance = np.diff(np.log(distance))
+        local_exponents = -change_of_value / change_of_distance
+    if not np.isfinite(local_exponents).all():
         return Exponent(np.inf, np.inf)
 
-    # Richardson: eliminate the terms of order δ and δ² from a(δ) = a + c δ + d δ²
-    without_delta = 2 * slopes[1:] - slopes[:-1]
-    without_square = (4 * without_delta[1] - without_delta[0]) / 3
-    error = abs(without_square - without_delta[1]) + ROUNDING
-    return Exponent(float(without_square), float(error))
+    # Richardson: as δ halves from one to the next, 2 a(δ/2) − a(δ) has no term of
+    # order δ in a(δ) = a + c δ + d δ², and then (4 a(δ/2) − a(δ))/3 none of order δ²
+    at_wider = local_exponents[:-1]
+    at_narrower = local_exponents[1:]
+    wide, narrow = 2 * at_narrower - at_wider
+    value = (4 * narrow - wide) / 3
+    error = abs(value - narrow) + ROUNDING
+    return Exponent(float(value), float(error))
 
 
 def is_integrable(f: Function, pole: float) -> bool:
@@ -151,12 +158,14 @@ class Poles:
         `at` is its position in each row; the radius is at most a quarter of a panel.
         """
         f = self.f
+        radius_of_u = RADIUS * (1 + abs(pole))
         with np.errstate(all="ignore"):
-            radius = np.full(len(f), RADIUS * (1 + abs(pole))) / f.std
+            radius = np.full(len(f), radius_of_u) / f.std  # in standard deviations
         if pole == 0:
             radius = np.where(f.mean == 0, EXACT_RADIUS, radius)
+        radius = np.minimum(radius, step / 4)
         is_near = (np.abs(at) < reach) & (f.std > 0)
-        return np.where(is_near, np.minimum(radius, step / 4), 0.0)
+        return np.where(is_near, radius, 0.0)
 
     def hide(self, rows: Array, x: Array, values: Array) -> Array:
         """Values at x (rows, …), with 0 within the radius of a pole."""
@@ -270,6 +279,8 @@ def _hermite_values(x: Array, terms: int) -> Array:
 def near_infinite_moment(f: Single, reach: float) -> Bools:
     """Which rows have a pole without a second moment within ± reach."""
     poles = f.features.poles.tolist()
-    is_infinite = [not is_integrable(f.f, pole) for pole in poles]
-    is_near_infinite = f.near_poles(reach) & np.array(is_infinite, dtype=bool)
-    return np.asarray(is_near_infinite.any(axis=1))
+    has_no_moment = np.array(
+        [not is_integrable(f.f, pole) for pole in poles], dtype=bool
+    )
+    is_near_such_pole = f.near_poles(reach) & has_no_moment  # (rows, poles)
+    return np.asarray(is_near_such_pole.any(axis=1))

@@ -150,8 +150,9 @@ def _octave(u: float) -> int:
 
 
 def between(reach: float, step: float) -> Array:
-    """Equally spaced edges from −reach to reach."""
-    return np.linspace(-reach, reach, 2 * int(np.ceil(reach / step)) + 1)
+    """Equally spaced edges from −reach to reach, at most a step apart."""
+    steps_per_side = int(np.ceil(reach / step))
+    return np.linspace(-reach, reach, 2 * steps_per_side + 1)
 
 
 def slices(rows: int, size: int) -> Sequence[slice]:
@@ -197,7 +198,8 @@ def growing(
             # φ² times the density, relative to E[φ²]
             log_integrand = 2 * log_size + log_density(x)
             log_negligible = np.log(square) - FALL
-        matters = log_integrand > np.maximum(log_negligible, -1e300)[:, None]
+        log_negligible = np.maximum(log_negligible, -1e300)  # finite if E[φ²] is 0
+        matters = log_integrand > log_negligible[:, None]
         # skip points at which φ overflows: the others show whether it still matters
         is_finite = log_integrand < np.inf
         matters_somewhere = np.any(matters, axis=1, where=is_finite)
@@ -211,16 +213,20 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     Returns the ends in standard deviations, the same on both sides, and the root of the
     integral beyond them, both (rows,). The root is ∞ if the integral does not converge.
     """
-    # arrays are (rows, side, outward): the sides are −x and x, and x increases
+    # log(φ² density) on the way outward; arrays are (rows, side, outward): the sides
+    # are −x and x, and x increases
     x = np.stack([-OUTWARD, OUTWARD])
     with np.errstate(all="ignore"):
-        values = np.abs(f.at(rows, x.reshape(1, -1)))
-        values = values.reshape(len(rows), *x.shape)
-        log_mass = 2 * np.log(values) + log_density(x)
-    is_finite_up_to = np.cumprod(np.isfinite(values), axis=2, dtype=bool)
+        sizes = np.abs(f.at(rows, x.reshape(1, -1)))
+        sizes = sizes.reshape(len(rows), *x.shape)
+        log_mass = 2 * np.log(sizes) + log_density(x)
+    # a value that overflows hides all that are farther out
+    is_finite = np.isfinite(sizes)
+    is_finite_up_to = np.cumprod(is_finite, axis=2, dtype=bool)
     log_mass = np.where(is_finite_up_to, log_mass, -np.inf)
     top = log_mass.max(axis=(1, 2))
-    matters = log_mass > (top - FALL)[:, None, None]
+    negligible = top - FALL
+    matters = log_mass > negligible[:, None, None]
 
     # whether values overflow at a point, where the one before it still mattered
     matters_before = np.ones_like(matters)
@@ -235,7 +241,7 @@ def ends(f: Single, rows: Array) -> tuple[Array, Array]:
     with np.errstate(all="ignore"):
         beyond_farthest = _mass_beyond_farthest(log_mass).sum(axis=1)
         root_of_tail = np.where(end >= FARTHEST, np.sqrt(beyond_farthest), 0.0)
-        root_of_cut = SAFETY * np.exp(0.5 * (top - FALL))
+        root_of_cut = SAFETY * np.exp(0.5 * negligible)
         root = root_of_cut + root_of_tail
     return end, np.where(overflows, np.inf, root)
 
@@ -253,9 +259,11 @@ def _mass_beyond_farthest(log_mass: Array) -> Array:
     log_ratio_of_points = np.log(OUTWARD[-1] / OUTWARD[FAR])
     rate = (log_at_far - log_at_last) / log_ratio_of_points
 
-    mass = SAFETY * np.exp(log_at_last) * FARTHEST / (rate - 1.0)
-    mass = np.where(rate > SLOWEST, mass, np.inf)
-    return np.where(np.isneginf(log_at_last), 0.0, mass)
+    last_mass = np.exp(log_at_last)
+    beyond = SAFETY * last_mass * FARTHEST / (rate - 1.0)
+    beyond = np.where(rate > SLOWEST, beyond, np.inf)
+    is_zero = np.isneginf(log_at_last)
+    return np.where(is_zero, 0.0, beyond)
 
 
 class BatchedFunction(NamedTuple):
@@ -266,14 +274,17 @@ class BatchedFunction(NamedTuple):
     params: tuple[Array, ...] = ()  # each (..., i)
 
 
-def flattened(
-    x: BatchedFunction, of_rows: Array
-) -> tuple[tuple[int, ...], Array, Array, tuple[Array, ...]]:
-    """Rows as flat arrays: their shape (..., i), means, matrices and parameters.
+class FlatRows(NamedTuple):
+    """Rows of shape (..., i) as flat arrays with one entry per row."""
 
-    `of_rows` (..., i, ·, ·) has a matrix for each row. The means become (rows, r), the
-    matrices (rows, ·, ·) and each parameter (rows,).
-    """
+    lead: tuple[int, ...]  # the shape (..., i)
+    mean: Array  # (rows, r)
+    matrices: Array  # (rows, ·, ·)
+    params: tuple[Array, ...]  # each (rows,)
+
+
+def flattened(x: BatchedFunction, of_rows: Array) -> FlatRows:
+    """The rows of x, and a matrix for each row, `of_rows` (..., i, ·, ·)."""
     mean = np.asarray(x.mean, dtype=float)
     matrices = np.asarray(of_rows, dtype=float)
     params = [np.asarray(p, dtype=float) for p in x.params]
@@ -282,18 +293,29 @@ def flattened(
 
     def flat(array: Array, axes: tuple[int, ...]) -> Array:
         """An array (..., i, *axes) as (rows, *axes)."""
-        return np.broadcast_to(array, (*lead, *axes)).reshape(-1, *axes)
+        with_lead = np.broadcast_to(array, (*lead, *axes))
+        return with_lead.reshape(-1, *axes)
 
-    flat_mean = flat(mean, mean.shape[-1:])
-    flat_matrices = flat(matrices, matrices.shape[-2:])
-    flat_params = tuple([flat(p, ()) for p in params])
-    return lead, flat_mean, flat_matrices, flat_params
+    return FlatRows(
+        lead=lead,
+        mean=flat(mean, mean.shape[-1:]),
+        matrices=flat(matrices, matrices.shape[-2:]),
+        params=tuple([flat(p, ()) for p in params]),
+    )
+
+
+class RowPairs(NamedTuple):
+    """All pairs of a row of x and a row of y."""
+
+    shape: tuple[int, ...]  # (..., i, j)
+    row_of_x: Array  # (pairs,): the flat index of the row of x of each pair
+    row_of_y: Array  # (pairs,)
 
 
 def paired(
     rows_x: tuple[int, ...], rows_y: tuple[int, ...], *shapes: tuple[int, ...]
-) -> tuple[tuple[int, ...], Array, Array]:
-    """All pairs of rows: their shape (..., i, j), and the flat row indices of each.
+) -> RowPairs:
+    """All pairs of rows.
 
     The rows of x have the shape (..., i), those of y (..., j). The leading axes
     broadcast, also with those of the `shapes` (..., i, j). For example, two and three
@@ -307,6 +329,8 @@ def paired(
     numbers_y = numbers_y.reshape(*rows_y[:-1], 1, rows_y[-1])
 
     shape = np.broadcast_shapes(numbers_x.shape, numbers_y.shape, *shapes)
-    row_of_x = np.broadcast_to(numbers_x, shape).ravel()
-    row_of_y = np.broadcast_to(numbers_y, shape).ravel()
-    return shape, row_of_x, row_of_y
+    return RowPairs(
+        shape=shape,
+        row_of_x=np.broadcast_to(numbers_x, shape).ravel(),
+        row_of_y=np.broadcast_to(numbers_y, shape).ravel(),
+    )

@@ -106,8 +106,9 @@ def mixed(nonzero: Bools, sets: Sets) -> Sets:
     # Most neighbouring vectors have equal sets, so a combination is described by which
     # of the distinct sets it meets in which block, (…, i, blocks, distinct).
     distinct, index = np.unique(sets, return_inverse=True)
-    is_set = index.reshape(*sets.shape, 1) == np.arange(len(distinct))
-    meets = _any_along_product(nonzero, is_set)
+    number_of_set = index.reshape(*sets.shape, 1)
+    has_set = number_of_set == np.arange(len(distinct))  # (…, j, blocks, distinct)
+    meets = _any_along_product(nonzero, has_set)
 
     # combinations that meet the same sets have the same union: compute it once
     keys = sets_of(meets)  # (…, i, blocks)
@@ -121,11 +122,13 @@ def mixed(nonzero: Bools, sets: Sets) -> Sets:
 
 def _any_along_product(nonzero: Bools, marks: Bools) -> Bools:
     """Whether some j has nonzero[…, i, j] and marks[…, j, b, k], for all …, i, b, k."""
-    # a sum of products of numbers is faster than a disjunction of conjunctions
+    # Count the j by a product of matrices, which is faster than a disjunction of
+    # conjunctions: b and k are one axis meanwhile.
     *leading, blocks, count = marks.shape
-    flat = marks.reshape(*leading, blocks * count)
-    how_often = nonzero.astype(np.float64) @ flat.astype(np.float64)
-    return np.asarray(how_often > 0).reshape(*how_often.shape[:-1], blocks, count)
+    flat_marks = marks.reshape(*leading, blocks * count)
+    matches = nonzero.astype(np.float64) @ flat_marks.astype(np.float64)
+    has_match = np.asarray(matches > 0)
+    return has_match.reshape(*has_match.shape[:-1], blocks, count)
 
 
 def meet(a: Sets, b: Sets) -> Bools:
@@ -137,12 +140,14 @@ def meet(a: Sets, b: Sets) -> Bools:
     distinct_a, index_a = np.unique(a, return_inverse=True)
     distinct_b, index_b = np.unique(b, return_inverse=True)
     share_function = np.zeros((len(distinct_a), len(distinct_b)), dtype=bool)
-    for i, bits_a in enumerate(distinct_a):
-        for j, bits_b in enumerate(distinct_b):
-            share_function[i, j] = bool(bits_a & bits_b)
-    rows = index_a.reshape(a.shape)[..., :, None, :]
-    columns = index_b.reshape(b.shape)[..., None, :, :]
-    meet_in_block = share_function[rows, columns]  # (…, i, j, blocks)
+    for row, bits_a in enumerate(distinct_a):
+        for column, bits_b in enumerate(distinct_b):
+            share_function[row, column] = bool(bits_a & bits_b)
+    row_of_a = index_a.reshape(a.shape)  # (…, i, blocks)
+    column_of_b = index_b.reshape(b.shape)  # (…, j, blocks)
+    meet_in_block = share_function[
+        row_of_a[..., :, None, :], column_of_b[..., None, :, :]
+    ]
     return np.asarray(meet_in_block.any(axis=-1))
 
 
@@ -173,8 +178,13 @@ def _elements(bits: int) -> Iterator[int]:
 
 def parts_of(value: Value) -> tuple[list[Vector], Scalar | None]:
     """The vectors that a linear operation combines, and its coefficients, if any."""
-    vectors = [x for x in value.op.inputs if isinstance(x, Vector)]
-    scalars = [x for x in value.op.inputs if isinstance(x, Scalar)]
+    vectors = []
+    scalars = []
+    for x in value.op.inputs:
+        if isinstance(x, Vector):
+            vectors.append(x)
+        elif isinstance(x, Scalar):
+            scalars.append(x)
     coefficients = scalars[0] if scalars else None
     return vectors, coefficients
 
@@ -380,14 +390,15 @@ class Orders:
             aligned = np.broadcast_to(sets, (*leading, v.shape[-1]))
             sets_of_vectors.append(aligned)
         # for each leading index, the sets of the known vectors, then those of x
-        rows = np.concatenate(sets_of_vectors, axis=-1).reshape(math.prod(leading), -1)
+        all_sets = np.concatenate(sets_of_vectors, axis=-1)
+        rows = all_sets.reshape(math.prod(leading), -1)
         adds = np.zeros(rows.shape, dtype=bool)
         for number, row in enumerate(rows.tolist()):
             owner: dict[int, int] = {}  # the vector that has each basis function
             for i in range(len(row)):
                 adds[number, i] = _matched(row, i, owner)
-        count = x.shape[-1]
-        return adds[:, -count:].reshape(x.shape)
+        vectors_of_x = x.shape[-1]
+        return adds[:, -vectors_of_x:].reshape(x.shape)
 
     def directions(self, x: Vector, known: Sequence[Vector]) -> Sets:
         """The sets of the directions of x by Gram–Schmidt, (*x.shape, blocks).
@@ -552,7 +563,8 @@ class Orders:
             orders = [self.of(p) for p in op.scalars]
             nonzero = through(op, [order != ZERO for order in orders])
             of_order_one = through(op, [order == ONE for order in orders])
-            return np.select([of_order_one, nonzero], [ONE, SMALL], default=ZERO)
+            not_one = np.where(nonzero, SMALL, ZERO)
+            return np.where(of_order_one, ONE, not_one)
         return ONE
 
     def products(self, x: Vector, y: Vector, ndim: int) -> OrderArray:
@@ -679,9 +691,10 @@ class SmallParts:
         """The combination x of parts of order 1, with other coefficients: c1 x0."""
         inputs: list[Value] = []
         for value in x.op.inputs:
-            inputs.append(
-                self.main(value) if isinstance(value, Vector) else coefficients
-            )
+            if isinstance(value, Vector):
+                inputs.append(self.main(value))
+            else:
+                inputs.append(coefficients)
         return _on_inputs(x, inputs)
 
     def _small_parts_of_vectors(self, x: Vector) -> list[Vector]:

@@ -258,7 +258,13 @@ def asked_together(
     # The stream of a deep network gains sources block by block, so the last vectors
     # include the earlier ones: most pairs are parts of one of a few large pairs.
     large_pairs: list[tuple[SourceSet, SourceSet]] = []
-    for a, b in sorted(pairs, key=lambda pair: -len(pair[0]) * len(pair[1])):
+
+    def number_of_products(pair: tuple[SourceSet, SourceSet]) -> int:
+        """The number of products of a source of one set with one of the other."""
+        a, b = pair
+        return len(a) * len(b)
+
+    for a, b in sorted(pairs, key=number_of_products, reverse=True):
         if any(_contains_pair(p, q, a, b) for p, q in large_pairs):
             continue
         for source in a:

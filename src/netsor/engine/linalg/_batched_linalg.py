@@ -113,8 +113,11 @@ class Library(_gram_schmidt.LinalgBackend):
         independent.
         """
         temporary_pivots = self.xp.astype(is_zero, gram.dtype)  # 1 for rows that are 0
-        added = temporary_pivots if shift is None else temporary_pivots + shift
-        lower = self.cholesky(self.add_diagonal(gram, added))
+        added = temporary_pivots
+        if shift is not None:
+            added = temporary_pivots + shift
+        regular = self.add_diagonal(gram, added)
+        lower = self.cholesky(regular)
         return self.add_diagonal(lower, -temporary_pivots, fresh=True)
 
     def factor_roughly(self, gram: Array, floor: Array) -> Array:
@@ -303,22 +306,27 @@ class Library(_gram_schmidt.LinalgBackend):
         outside = _gram_schmidt.project_out(xp, outside, known)
         is_nonzero = squares(xp, outside) > floor
         outside = outside * xp.astype(is_nonzero, rows.dtype)[..., None]
+        relative_error = tolerance(xp, rows.dtype)
+
         # the first factor, shifted
         products = gram(xp, outside, outside)
-        shift = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        lower = self._factor_independent(products, ~is_nonzero, shift)
-        once = self.solve_lower(lower, outside)
+        shift = relative_error * xp.linalg.diagonal(products)
+        first_lower = self._factor_independent(products, ~is_nonzero, shift)
+        once = self.solve_lower(first_lower, outside)
+
         # the second, which finds the dependent rows; `once` are the rows over their
         # first pivots, and so is the floor
         products = gram(xp, once, once)
-        rounding = tolerance(xp, rows.dtype) * xp.linalg.diagonal(products)
-        squared_pivots = xp.linalg.diagonal(lower) ** 2
-        squared_pivots = xp.where(is_nonzero, squared_pivots, xp.ones_like(floor))
-        lower = self._factor_or_nan(
-            products, xp.maximum(floor / squared_pivots, rounding)
-        )
-        twice = _gram_schmidt.project_out(xp, self.solve_lower(lower, once), known)
+        rounding = relative_error * xp.linalg.diagonal(products)
+        first_pivots = xp.linalg.diagonal(first_lower)
+        squared_pivots = xp.where(is_nonzero, first_pivots**2, xp.ones_like(floor))
+        floor_of_once = xp.maximum(floor / squared_pivots, rounding)
+        second_lower = self._factor_or_nan(products, floor_of_once)
+        twice = self.solve_lower(second_lower, once)
+        twice = _gram_schmidt.project_out(xp, twice, known)
+
         # the third
         basis = self._orthonormal(twice)
-        inexact = ~xp.all(squares(xp, basis) >= 0, axis=-1)
+        is_nan = ~(squares(xp, basis) >= 0)
+        inexact = xp.any(is_nan, axis=-1)
         return self.recompute_where(basis, inexact, self.singly, rows, *known)

@@ -104,32 +104,45 @@ class LinalgBackend:
         round-off hides then changes visibly (see `_expectation_ops`).
         """
         xp = self.xp
-        lengths = xp.linalg.diagonal(whole)  # squared
-        identity = xp.eye(outside.shape[-1], dtype=outside.dtype)
+        squared_norms = xp.linalg.diagonal(whole)
         relative_error = tolerance(xp, outside.dtype)
-
-        def regularised(outside: Array, whole: Array) -> Array:
-            """The factor if every row gets an independent part well above round-off."""
-            lengths = xp.linalg.diagonal(whole)
-            independent = APART * outside.shape[-1] * relative_error * lengths
-            products = outside + identity * independent[..., None, :]
-            return self.lower_factor(products, 0.0 * lengths)
-
-        lower = self.lower_factor(outside, relative_error * lengths)
+        lower = self.lower_factor(outside, relative_error * squared_norms)
         # Rounding errors grow if rows are nearly dependent; the rows of the factor are
         # then longer than they should be.
         missing = xp.linalg.diagonal(outside) - squares(xp, lower)
-        grown = xp.any(missing < -GROWN * relative_error * lengths, axis=-1)
-        lower = self.recompute_where(lower, grown, regularised, outside, whole)
-        if shift:
-            # only on the diagonal: the factor of another matrix might be rotated
-            # against this one
-            missing = xp.abs(xp.linalg.diagonal(outside) - squares(xp, lower))
-            pivots = xp.linalg.diagonal(lower)
-            hidden = xp.maximum(HIDDEN * lengths, missing)
-            shifted_pivots = xp.sqrt(pivots**2 + hidden)
-            lower = lower + identity * (shifted_pivots - pivots)[..., None, :]
-        return lower
+        has_grown = missing < -GROWN * relative_error * squared_norms
+        is_inexact = xp.any(has_grown, axis=-1)
+        lower = self.recompute_where(
+            lower, is_inexact, self._regularised_factor, outside, whole
+        )
+        return self._with_hidden_parts(lower, outside, whole) if shift else lower
+
+    def _regularised_factor(self, outside: Array, whole: Array) -> Array:
+        """`residual`, but every row gets an independent part well above round-off."""
+        xp = self.xp
+        rows = outside.shape[-1]
+        squared_norms = xp.linalg.diagonal(whole)
+        relative_error = tolerance(xp, outside.dtype)
+        independent = APART * rows * relative_error * squared_norms
+        identity = xp.eye(rows, dtype=outside.dtype)
+        products = outside + identity * independent[..., None, :]
+        no_floor = 0.0 * squared_norms
+        return self.lower_factor(products, no_floor)
+
+    def _with_hidden_parts(self, lower: Array, outside: Array, whole: Array) -> Array:
+        """The factor of `residual` with parts of the size of its rounding errors.
+
+        They are added only to its diagonal: the factor of another matrix might be
+        rotated against this one.
+        """
+        xp = self.xp
+        squared_norms = xp.linalg.diagonal(whole)
+        missing = xp.abs(xp.linalg.diagonal(outside) - squares(xp, lower))
+        hidden = xp.maximum(HIDDEN * squared_norms, missing)
+        pivots = xp.linalg.diagonal(lower)
+        increase = xp.sqrt(pivots**2 + hidden) - pivots
+        identity = xp.eye(outside.shape[-1], dtype=outside.dtype)
+        return lower + identity * increase[..., None, :]
 
     def solve(self, lower: Array, b: Array) -> Array:
         """The solution X of X C^T = b for triangular C; 0 where the pivot of C is 0."""
@@ -141,7 +154,9 @@ class LinalgBackend:
         max_inverted_rows = min(MAX_INVERTED_ROWS, rows.shape[-1])
         if type(lower) is np.ndarray and lower.shape[-1] <= max_inverted_rows:
             return inverse(lower) @ rows
-        return xp.matrix_transpose(self.solve(lower, xp.matrix_transpose(rows)))
+        # C Y = R for the rows R is the same as Y^T C^T = R^T
+        transposed_solution = self.solve(lower, xp.matrix_transpose(rows))
+        return xp.matrix_transpose(transposed_solution)
 
     def basis(self, rows: Array) -> Array:
         """Orthonormal rows with the span of `rows`, of which there are at most as many
@@ -154,8 +169,10 @@ class LinalgBackend:
         # their digits.
         xp = self.xp
         q, r = xp.linalg.qr(xp.matrix_transpose(rows))
+        # the library may choose directions with negative products
+        is_opposite = xp.linalg.diagonal(r) < 0
         one = xp.ones((), dtype=rows.dtype)
-        signs = xp.where(xp.linalg.diagonal(r) < 0, -one, one)
+        signs = xp.where(is_opposite, -one, one)
         return xp.matrix_transpose(q) * signs[..., None]
 
     def spheres(self, known: Array, points: Array, *outside: Array) -> Array:
@@ -168,22 +185,23 @@ class LinalgBackend:
         known and new directions).
         """
         # With S = I − known known^T and standard normal rows G, S^(1/2) (G G^T)^(−1/2)
-        # G is uniform, for any square roots.
+        # G is uniform, for any square roots. G has the columns `points` and `outside`.
         xp = self.xp
         identity = xp.eye(points.shape[-2], dtype=points.dtype)
-        root = self.residual(identity - gram(xp, known, known), identity)  # S^(1/2)
-        # 0 if a vector lies in the known directions
-        has_new_part = xp.linalg.diagonal(root) > 0
-        factor = xp.astype(has_new_part, points.dtype)[..., None]
-        points = points * factor
-        products = gram(xp, points, points)  # G G^T
+        s = identity - gram(xp, known, known)
+        root_of_s = self.residual(s, identity)
+        # a vector in the known directions has no other coordinates: its row is 0
+        has_new_part = xp.linalg.diagonal(root_of_s) > 0
+        new_part = xp.astype(has_new_part, points.dtype)[..., None]  # 1 or 0
+        points = points * new_part
+        g_g_transposed = gram(xp, points, points)
         for rows in outside:
-            products = products + gram(xp, rows * factor, rows * factor)
-        lower = self.factor(products)
-        orthonormal = xp.matrix_transpose(
-            self.solve(lower, xp.matrix_transpose(points))
-        )
-        coordinates = root @ orthonormal
+            used_rows = rows * new_part
+            g_g_transposed = g_g_transposed + gram(xp, used_rows, used_rows)
+        root_of_g_g = self.factor(g_g_transposed)
+        transposed = self.solve(root_of_g_g, xp.matrix_transpose(points))
+        orthonormal = xp.matrix_transpose(transposed)  # (G G^T)^(−1/2) G
+        coordinates = root_of_s @ orthonormal
         return join(xp, known, coordinates, axis=len(coordinates.shape) - 2)
 
     def gram_schmidt(self, rows: Array, *known: Array) -> Array:
@@ -194,8 +212,9 @@ class LinalgBackend:
         floor = zero_threshold(xp, rows)
         basis = xp.zeros_like(rows)
         for j in range(rows.shape[-2]):
+            row = rows[..., j : j + 1, :]
             earlier = (*known, basis[..., :j, :])
-            once = project_out(xp, rows[..., j : j + 1, :], earlier)
+            once = project_out(xp, row, earlier)
             twice = project_out(xp, once, earlier)
             direction = unit(
                 xp,
@@ -231,12 +250,15 @@ class LinalgBackend:
         is_weak_row = (pivots * pivots <= rounding) & (lengths > 0)
         is_needed = xp.any(is_weak_row & (pivots > 0), axis=-1)
         rows_of_matrices = is_weak_row.reshape(-1, is_weak_row.shape[-1])
-        for j in np.flatnonzero(rows_of_matrices.any(axis=0)).tolist():
+        is_weak_somewhere = rows_of_matrices.any(axis=0)
+        for j in np.flatnonzero(is_weak_somewhere).tolist():
             row = rows[..., j : j + 1, :]
             earlier = (*known, basis[..., :j, :])
-            residual = project_out(xp, project_out(xp, row, earlier), earlier)
+            once = project_out(xp, row, earlier)
+            residual = project_out(xp, once, earlier)
             has_residual = squares(xp, residual) > zero_threshold(xp, row)
-            is_needed = is_needed | (is_weak_row[..., j] & has_residual[..., 0])
+            is_wrong_zero = is_weak_row[..., j] & has_residual[..., 0]
+            is_needed = is_needed | is_wrong_zero
         return is_weak & is_needed
 
     def recompute_where(
@@ -311,9 +333,10 @@ class LinalgBackend:
     def _reorthonormalised(self, basis: Array, *known: Array) -> Array:
         """Rows made orthonormal that are so already up to rounding errors."""
         basis = project_out(self.xp, basis, known)
+        products = gram(self.xp, basis, basis)
         # the floor of squared pivots, in the shape (…, rows)
         floor = 0.0 * squares(self.xp, basis) + MIN_KEPT
-        lower = self.lower_factor(gram(self.xp, basis, basis), floor)
+        lower = self.lower_factor(products, floor)
         return self.solve_lower(lower, basis)
 
     def along(
@@ -337,11 +360,11 @@ class LinalgBackend:
             )
         coefficients = by * gram(xp, rows, directions)
         is_double = rows.dtype == xp.float64
-        rounding = COEFFICIENT_RTOL if is_double else COEFFICIENT_RTOL_FLOAT32
-        lengths = xp.sqrt(squares(xp, rows))[..., None]
-        is_rounding = xp.abs(coefficients) <= rounding * lengths
+        rtol = COEFFICIENT_RTOL if is_double else COEFFICIENT_RTOL_FLOAT32
+        norms = xp.sqrt(squares(xp, rows))[..., None]
+        is_round_off = xp.abs(coefficients) <= rtol * norms
         zeros = xp.zeros_like(coefficients)
-        coefficients = xp.where(is_rounding, zeros, coefficients)  # NaN stays
+        coefficients = xp.where(is_round_off, zeros, coefficients)  # NaN stays
         directions_before_rows = directions.shape[-2] - rows.shape[-2]
         return xp.tril(coefficients, k=directions_before_rows)
 
@@ -410,8 +433,10 @@ def _leans(xp: Any, lower: Array, lengths: Array) -> Array:
     """
     precision = xp.finfo(lower.dtype)
     min_square = precision.smallest_normal / precision.eps
-    is_tiny = xp.any((lengths > 0) & (lengths < min_square), axis=-1)
-    return is_tiny | has_small_pivot(xp, lower, lengths, min_ratio=LEANING)
+    is_tiny = (lengths > 0) & (lengths < min_square)
+    has_tiny_row = xp.any(is_tiny, axis=-1)
+    has_leaning_row = has_small_pivot(xp, lower, lengths, min_ratio=LEANING)
+    return has_tiny_row | has_leaning_row
 
 
 def unit(xp: Any, residual: Array, square_before: Array, floor: Array) -> Array:
@@ -439,7 +464,8 @@ def project_out(xp: Any, rows: Array, known: tuple[Array, ...]) -> Array:
     """Subtract from rows their parts along known orthonormal rows."""
     for basis in known:
         if basis.shape[-2]:
-            rows = rows - product(xp, gram(xp, rows, basis), basis)
+            coefficients = gram(xp, rows, basis)
+            rows = rows - product(xp, coefficients, basis)
     return rows
 
 

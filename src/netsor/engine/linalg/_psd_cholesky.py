@@ -83,17 +83,20 @@ def _lower_factor_with_zero_rows(gram: Any, floor: Any) -> Any:
     identity = np.eye(gram.shape[-1], dtype=gram.dtype)
     temporary_pivots = is_zero[..., None] * identity
     other_rows = gram * is_nonzero[..., None] * is_nonzero[..., None, :]
+    regular = other_rows + temporary_pivots
     floor = np.where(is_zero, 0.0, floor)
-    lower = lower_factor(np, other_rows + temporary_pivots, floor)
+    lower = lower_factor(np, regular, floor)
     return lower - temporary_pivots
 
 
 def _is_far_from_singular(lower: Any, gram: Any, floor: Any) -> Any:
     """Which matrices of a batch have all pivots well above round-off and the floor."""
     squared_pivots = np.linalg.diagonal(lower) ** 2
-    rounding = safe_pivot_ratio(np, gram.dtype) * np.linalg.diagonal(gram)
-    is_sure = (squared_pivots > rounding) & (squared_pivots > floor)
-    return is_sure.all(axis=-1)
+    squared_norms = np.linalg.diagonal(gram)
+    rounding = safe_pivot_ratio(np, gram.dtype) * squared_norms
+    is_above_rounding = squared_pivots > rounding
+    is_above_floor = squared_pivots > floor
+    return (is_above_rounding & is_above_floor).all(axis=-1)
 
 
 def by_columns(xp: Any, gram: Array, floor: Array) -> Array:
@@ -215,9 +218,7 @@ def directions(rows: Any) -> Any:
 
 
 def _solve_by_halves(xp: Any, lower: Array, b: Array) -> Array:
-    """`solve` by solving for two halves: [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y
-    E^T].
-    """
+    """`solve` by halves: [x, y] [[C, 0], [D, E]]^T = [x C^T, x D^T + y E^T]."""
     half = lower.shape[-1] // 2
     c = lower[..., :half, :half]
     d = lower[..., half:, :half]
@@ -225,7 +226,8 @@ def _solve_by_halves(xp: Any, lower: Array, b: Array) -> Array:
     first_half = b[..., :half]
     second_half = b[..., half:]
     x = solve(xp, c, first_half)
-    y = solve(xp, e, second_half - x @ xp.matrix_transpose(d))
+    part_of_x = x @ xp.matrix_transpose(d)
+    y = solve(xp, e, second_half - part_of_x)
     return xp.concat([x, y], axis=-1)
 
 
@@ -261,19 +263,21 @@ def solve(xp: Any, lower: Array, b: Array) -> Array:
 def inverse(lower: Any) -> Any:
     """C^(−1) of triangular numpy matrices; 0 along directions that no row of C has."""
     # Rows may differ by any factor. Scaling them first keeps rounding errors of one
-    # from affecting another.
+    # from affecting another: C = D S with the sizes D of rows, and C^(−1) = S^(−1)
+    # D^(−1), whose columns are those of S^(−1) over the sizes.
     has_no_direction = np.linalg.diagonal(lower) <= 0
     row_size = np.abs(lower).max(axis=-1)
     if not has_no_direction.any():
-        inverse_of_scaled = np.tril(np.linalg.inv(lower / row_size[..., None]))
+        scaled = lower / row_size[..., None]
+        inverse_of_scaled = np.tril(np.linalg.inv(scaled))
         return inverse_of_scaled / row_size[..., None, :]
 
-    # a zero pivot has only zeros below it, so the substitute for its row changes no
-    # other direction
+    # a row without a direction becomes that of the identity; its pivot has only zeros
+    # below it, so this changes no other direction
     row_size = np.where(has_no_direction, 1.0, row_size).astype(lower.dtype)
     scaled = lower / row_size[..., None]
     identity = np.eye(lower.shape[-1], dtype=lower.dtype)
     regular = np.where(has_no_direction[..., None], identity, scaled)
     inverse_of_scaled = np.tril(np.linalg.inv(regular))
-    scaled_back = inverse_of_scaled / row_size[..., None, :]
-    return scaled_back * ~has_no_direction[..., None]
+    inverse_of_regular = inverse_of_scaled / row_size[..., None, :]
+    return inverse_of_regular * ~has_no_direction[..., None]

@@ -289,8 +289,8 @@ def _early_layers_first(outputs: Sequence[Value], context: Context) -> list[Valu
     """
     depth: dict[Value, int] = {}
     for value in context.ordered(outputs):
-        deepest_input = max([depth[x] for x in value.op.inputs], default=0)
-        depth[value] = 1 + deepest_input
+        depths_of_inputs = [depth[x] for x in value.op.inputs]
+        depth[value] = 1 + max(depths_of_inputs, default=0)
     by_depth = sorted(outputs, key=lambda output: depth[output])
     return context.ordered(by_depth)
 

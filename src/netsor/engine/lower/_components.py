@@ -449,9 +449,12 @@ class Clusters:
         That is one cluster for each matrix, along the last axis of vectors.
         """
         blocks = self.blocks[value]
-        first_ids = self._new(*value.shape[:-1], 1, blocks)
+        *matrices, _ = value.shape
+        first_ids = self._new(*matrices, 1, blocks)
         for vector in vectors:
-            self._link(self._link_along(vector, vector.ndim - 1), first_ids)
+            last_axis = vector.ndim - 1
+            first_ids_of_vector = self._link_along(vector, last_axis)
+            self._link(first_ids_of_vector, first_ids)
         return np.broadcast_to(first_ids, (*value.shape, blocks))
 
     def _ids_where_arguments_meet(self, value: Vector) -> Ints:
@@ -497,11 +500,13 @@ def _without_copies(ids: Ints) -> Ints:
 
 def _without_common_copies(a: Ints, b: Ints) -> tuple[Ints, Ints]:
     """Two arrays of one shape, cut to the first along axes of copies in both."""
-    entries = tuple(
-        slice(0, 1) if a_stride == b_stride == 0 else slice(None)
-        for a_stride, b_stride in zip(a.strides, b.strides, strict=True)
-    )
-    return a[entries], b[entries]
+    entries = []
+    for a_stride, b_stride in zip(a.strides, b.strides, strict=True):
+        # along an axis with a stride of 0, all entries are one
+        are_copies = a_stride == 0 and b_stride == 0
+        entries.append(slice(0, 1) if are_copies else slice(None))
+    index = tuple(entries)
+    return a[index], b[index]
 
 
 class _Split:

@@ -128,44 +128,35 @@ class Dual:
         builder = state.builder
         x_small = self[x]
         y_small = self[y]
+
+        def meeting(x_sets: Sets, y_sets: Sets) -> Bools:
+            """The pairs x_i, y_j whose sets have a direction in common, (…, i, j)."""
+            return pairs_meet(x, x_sets=x_sets, y=y, y_sets=y_sets, ndim=ndim)
+
+        def inner_products(x_array: Register, y_array: Register) -> Register:
+            """The inner products of these coordinates of x and of y, (…, i, j)."""
+            return paired_products(
+                state, x_array=x_array, y_array=y_array, x=x, y=y, ndim=ndim
+            )
+
+        # each of the three terms can be other than 0 where both of its factors are
         x_sets = state.sets(x)
         y_sets = state.sets(y)
-        unknown = pairs_meet(x, x_sets=x_small.unknown, y=y, y_sets=y_sets, ndim=ndim)
-        unknown = unknown | pairs_meet(x, x_sets, y, y_sets=y_small.unknown, ndim=ndim)
+        from_normals = meeting(_is_nonzero(x_sets), _is_nonzero(y_sets))
+        from_x = meeting(x_small.support, y_sets)
+        from_y = meeting(x_sets, y_small.support)
+        unknown = meeting(x_small.unknown, y_sets) | meeting(x_sets, y_small.unknown)
         unknown = unknown | unknown_pairs(state, x, y, ndim)
-        # x0 · N · y0 can be other than 0 where neither is 0, and so on
-        from_normals = pairs_meet(
-            x, x_sets=_is_nonzero(x_sets), y=y, y_sets=_is_nonzero(y_sets), ndim=ndim
-        )
-        from_x = pairs_meet(x, x_sets=x_small.support, y=y, y_sets=y_sets, ndim=ndim)
-        from_y = pairs_meet(x, x_sets, y, y_sets=y_small.support, ndim=ndim)
-        x_coordinates = state.vectors[x].coordinates
-        y_coordinates = state.vectors[y].coordinates
+
         terms = []
         if (from_normals & ~unknown).any():
             terms.append(crossed_products(state, x, y, ndim))
         if x_small.part is not None and from_x.any():
-            terms.append(
-                paired_products(
-                    state,
-                    x_array=x_small.part,
-                    y_array=y_coordinates,
-                    x=x,
-                    y=y,
-                    ndim=ndim,
-                )
-            )
+            y_coordinates = state.vectors[y].coordinates
+            terms.append(inner_products(x_small.part, y_coordinates))
         if y_small.part is not None and from_y.any():
-            terms.append(
-                paired_products(
-                    state,
-                    x_array=x_coordinates,
-                    y_array=y_small.part,
-                    x=x,
-                    y=y,
-                    ndim=ndim,
-                )
-            )
+            x_coordinates = state.vectors[x].coordinates
+            terms.append(inner_products(x_coordinates, y_small.part))
         part = self.sum(terms)
         if part is not None:
             part = builder.step("scale", part, by=1 / state.norm(x) ** 2)
@@ -187,11 +178,13 @@ class Dual:
 
         It becomes unknown if the widths go to infinity at different rates.
         """
-        if small.unit is None or small.unit == unit or not small.support.any():
+        old_unit = small.unit
+        if old_unit is None or old_unit == unit or not small.support.any():
             return small
-        if unit is None or small.unit.width != unit.width or small.part is None:
+        if unit is None or old_unit.width != unit.width or small.part is None:
             return unknown_along(small.unknown | small.support)
-        ratio = math.sqrt(unit.factor / small.unit.factor)
+        # units are n^(−1/2): the part in units of a wider space is larger
+        ratio = math.sqrt(unit.factor / old_unit.factor)
         part = self.state.builder.step("scale", small.part, by=ratio)
         return replace(small, part=part, unit=unit)
 
@@ -430,8 +423,10 @@ class _SpanDerivative:
         inner = products(state, self.x, self.value, ndim=self.products_ndim, label="")
         lower = builder.step("scale", inner, by=1 / self.mean_square)  # L
         rows = state.rows(remainder, width)
+        # `solve` is for rows: Y^T L^T = rows^T
         columns = builder.step("transposed", rows)
-        y = builder.step("transposed", builder.step("solve", lower, columns))
+        transposed_y = builder.step("solve", lower, columns)
+        y = builder.step("transposed", transposed_y)
         unsolved = _less(builder, rows, lower, y)
         outside = self._outside_directions(unsolved, width)
         x_rows = state.rows(state.vectors[self.x].coordinates, width)

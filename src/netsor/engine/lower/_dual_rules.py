@@ -300,23 +300,20 @@ def _at_nodes(dual: Dual, value: Vector, op: Nonlin, frame: NodeFrame) -> _NodeC
             small = dual.converted(small, dual.unit(value))
         changed = _changed(dual, value, frame, number, marks=small.support)
         unknown |= _changed(dual, value, frame, number, marks=small.unknown)
-        is_smooth_in_x = all(
-            is_smooth(f) for f, inputs in feature.factors if number in inputs
-        )
+        factors_of_x = [f for f, inputs in feature.factors if number in inputs]
+        is_smooth_in_x = all(map(is_smooth, factors_of_x))
         if is_smooth_in_x:
             support |= changed
         else:
             unknown |= changed
+
         if is_smooth_in_x and small.part is not None:
-            changes.append(
-                _argument_at_nodes(dual, value, x, array=small.part, frame=frame)
-            )
+            x1 = _argument_at_nodes(dual, value, x, array=small.part, frame=frame)
         else:  # 0, or unknown
-            changes.append(builder.constant(np.zeros((1, 1, 1))))
-        main_part = _main(state, x)
-        arguments.append(
-            _argument_at_nodes(dual, value, x, array=main_part, frame=frame)
-        )
+            x1 = builder.constant(np.zeros((1, 1, 1)))
+        x0 = _argument_at_nodes(dual, value, x, array=_main(state, x), frame=frame)
+        changes.append(x1)
+        arguments.append(x0)
     shape = (*positions.shape, nodes)
     directional = builder.step(
         "apply",

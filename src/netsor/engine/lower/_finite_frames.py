@@ -307,9 +307,12 @@ def _in_triangle(count: int, d: int, new: int) -> Ints:
     zero = norms_start + new
     flat = np.full(count * (d + new), zero)
     positions = flat.reshape(count, d + new)  # a view: writes to `flat`
-    positions[:, :d] = np.arange(normals_start).reshape(count, d)
-    positions[:, d:][below] = np.arange(normals_start, norms_start)
-    positions[range(new), range(d, d + new)] = np.arange(norms_start, zero)
+    along_known = positions[:, :d]  # views, too
+    along_new = positions[:, d:]
+    along_known[:] = np.arange(normals_start).reshape(count, d)
+    along_new[below] = np.arange(normals_start, norms_start)
+    diagonal = np.arange(new)
+    along_new[diagonal, diagonal] = np.arange(norms_start, zero)
     flat.flags.writeable = False
     return flat
 

@@ -289,11 +289,11 @@ class SourceFrame(LimitFrame):
         new = self.blocks[-1]
         count = new.stop - new.start
         self.directions = new.stop
-        self.builder.allocate((self.group.frames, count, self.directions))
-        rows = np.eye(count, new.stop, new.start)
-        return self.builder.constant(
-            np.broadcast_to(rows, (self.group.frames, *rows.shape))
-        )
+        shape = (self.group.frames, count, self.directions)
+        self.builder.allocate(shape)
+        # row i has its 1 at direction new.start + i
+        rows = np.eye(count, self.directions, k=new.start)
+        return self.builder.constant(np.broadcast_to(rows, shape))
 
     def apply(
         self, new: ResidualFeatures, seed_key: SeedKey, linear: bool

@@ -359,18 +359,24 @@ def _crossed_in_group(
     # the directions that x and y use, as bits
     x_set = union(state.sets(x).ravel()[group.positions[x]])
     y_set = union(state.sets(y).ravel()[group.positions[y]])
-    x_blocks = [(i, a) for i, a in enumerate(frame.blocks) if a.bits & x_set]
-    y_blocks = [(j, b) for j, b in enumerate(frame.blocks) if b.bits & y_set]
+    wanted = slice(start, stop)
     terms = []
-    for j, b in y_blocks:
-        for i, a in x_blocks:
+    for j, b in enumerate(frame.blocks):
+        if not b.bits & y_set:
+            continue
+        along_b = slice(b.start, b.stop)
+        for i, a in enumerate(frame.blocks):
+            if not a.bits & x_set:
+                continue
             # whether x and y share a direction, so that N_aa is needed
-            squares = i == j and bool(x_set & y_set & a.bits)
-            normals = frame.normals(i, j, same=squares)
+            share_direction = i == j and bool(x_set & y_set & a.bits)
+            normals = frame.normals(i, j, same=share_direction)
             x_part = builder.step("part", rows, start=a.start, stop=a.stop)
             product = builder.step("product", x_part, normals)
-            along_b = slice(b.start, b.stop)
-            terms.append(_on_directions(builder, product, along_b, slice(start, stop)))
+            term = _on_directions(
+                builder, product, from_directions=along_b, to_directions=wanted
+            )
+            terms.append(term)
     return terms
 
 

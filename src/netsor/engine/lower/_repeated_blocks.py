@@ -196,9 +196,10 @@ class _Chain:
         start, period, _ = self.loop
         distances: set[int] = set()
         for k in range(start, self.loop.stop - period):
-            if isinstance(self.values[k].op, Acting | Gaussian | Normal):
-                later = self.values[k + period]
-                distances.add(origin[later] - origin[self.values[k]])
+            value = self.values[k]
+            in_next_block = self.values[k + period]
+            if isinstance(value.op, Acting | Gaussian | Normal):
+                distances.add(origin[in_next_block] - origin[value])
         return distances.pop() if len(distances) == 1 else None
 
     def matrices(self, names: Mapping[Any, str]) -> dict[str, MatrixInBlock]:
@@ -463,15 +464,21 @@ class _Unroller:
         Streams of orientations are numbered, so those after the loop have the number
         that they have with all blocks.
         """
-        each_time: dict[int, int] = {}
+        each_time: dict[int, int] = {}  # how often in one time of the loop
         for at_times in self._at_times:
-            if not _is_of_frame(at_times[0]):
+            first_step = at_times[0]
+            second_step = at_times[1]
+            if not _is_of_frame(first_step):
                 continue
-            _, first, group, *_ = at_times[0].params["key"]
-            _, second, *_ = at_times[1].params["key"]
-            if each_time.setdefault(group, second - first) != second - first:
+            _, first_number, group, *_ = first_step.params["key"]
+            _, second_number, *_ = second_step.params["key"]
+            orientations = second_number - first_number
+            if each_time.setdefault(group, orientations) != orientations:
                 raise NotPeriodicError
-        return Counter({group: self.more * count for group, count in each_time.items()})
+        added = Counter[int]()
+        for group, orientations in each_time.items():
+            added[group] = self.more * orientations
+        return added
 
     def _with_later_stream(self, step: Step) -> Step:
         """A step after the loop, with the random stream that it has with all blocks."""
@@ -528,32 +535,40 @@ class _Unroller:
         if argument is None:  # made before the loop
             return [at_times[0].args[k]] * times
         # at first, the loop has not run so often
-        first_times = [step.args[k] for step in at_times[: argument.times_back]]
-        outs = self._outs[argument.step]
-        return [*first_times, *outs[: times - argument.times_back]]
+        times_back = argument.times_back
+        first_times = [step.args[k] for step in at_times[:times_back]]
+        later_times = self._outs[argument.step][: times - times_back]
+        return [*first_times, *later_times]
 
     def _labels(self, at_times: Sequence[Step]) -> list[str]:
-        """The labels of a step at all times: names are those of later matrices."""
-        first_words = at_times[0].label.split(" ")
-        earlier = 0
-        if self._matrices.keys().isdisjoint(first_words):
-            earlier = 1  # the first time may begin before the equal blocks
-        words = at_times[earlier].label.split(" ")
+        """The labels of a step at all times: names are those of later matrices.
+
+        For example, the label "W1 x" becomes "W1 x", "W2 x", "W3 x", … if W1, W2, W3, …
+        are a matrix of consecutive blocks.
+        """
+        # the label to change is that of the first time, unless this time begins before
+        # the equal blocks and names no matrix of theirs
+        model_time = 0
+        if self._matrices.keys().isdisjoint(at_times[0].label.split(" ")):
+            model_time = 1
+        model = at_times[model_time].label
+        words = model.split(" ")
+        positions = [k for k, word in enumerate(words) if word in self._matrices]
+        matrices = [self._matrices[words[k]] for k in positions]
         times = self.loop.times + self.more
-        places = [k for k, word in enumerate(words) if word in self._matrices]
-        matrices = [self._matrices[words[k]] for k in places]
         if not matrices:
-            return [at_times[earlier].label] * times
+            return [model] * times
+
         blocks = min(len(matrix.names) for matrix in matrices)
-        first_block = max(matrix.block for matrix in matrices)
+        block_of_model = max(matrix.block for matrix in matrices)
         labels: list[str] = []
         for time in range(times):
-            added_blocks = (time - earlier) * self.blocks_per_time
-            if first_block + added_blocks >= blocks:  # after the equal blocks
+            later_blocks = (time - model_time) * self.blocks_per_time
+            if block_of_model + later_blocks >= blocks:  # after the equal blocks
                 labels.append(at_times[time - self.more].label)
                 continue
-            for k, matrix in zip(places, matrices, strict=True):
-                words[k] = matrix.names[matrix.block + added_blocks]
+            for k, matrix in zip(positions, matrices, strict=True):
+                words[k] = matrix.names[matrix.block + later_blocks]
             labels.append(" ".join(words))
         return labels
 

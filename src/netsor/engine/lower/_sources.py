@@ -143,8 +143,10 @@ def gaussian(state: State, value: Vector, op: Gaussian) -> LoweredVector:
     std = 1.0
     # i.i.d. vectors, with a multiple of the identity as factor: scale the sources
     # instead, since the builder leaves out products with the identity
-    if rank and np.array_equal(c[0], c[0, 0, 0] * np.eye(rank)):
-        c, std = np.eye(rank)[None], float(c[0, 0, 0])
+    identity = np.eye(rank)
+    if rank and np.array_equal(c[0], c[0, 0, 0] * identity):
+        std = float(c[0, 0, 0])
+        c = identity[None]
     fresh = _sources(state, value, slots=rank * blocks, sources=1)
 
     def scaled(sources: Register) -> Register:
@@ -363,12 +365,13 @@ def _draws_every_direction(
         They need normals along all directions of their frame, and are combined to
         `vectors` products.
         """
-        normals = 0.0
+        normals_per_source = 0.0  # summed over the slots of all frames
         for group in state.groups_from(value):
             frames, slots = group.slots[value].shape
             directions_after = state.frames[group].directions + slots * sources
-            normals += frames * slots * min(group.width, directions_after)
-        return float(sources * normals * (prices.normal + vectors * prices.product))
+            normals_per_source += frames * slots * min(group.width, directions_after)
+        seconds_per_normal = prices.normal + vectors * prices.product
+        return float(sources * normals_per_source * seconds_per_normal)
 
     # the factor is computed once for all matrices that act on these inputs
     sharing = analysis.matrices_on[value.op.x]
@@ -494,7 +497,8 @@ def materialised_matmul(
     x = op.x
     blocks = state.analysis.blocks[value]
     width = int(state.analysis.widths[x])
-    rows = state.rows(state.vectors[x].coordinates, width, copies=x.size // x.shape[-1])
+    copies = x.size // x.shape[-1]
+    rows = state.rows(state.vectors[x].coordinates, width, copies=copies)
     entries = builder.take(state.scalars[op.entries], np.array(op.members), axis=0)
     instruction, formula = "product", "x E"
     if op.weight.transposed:
@@ -641,16 +645,20 @@ def adjoint(state: State, value: Scalar, op: AdjointCorrection) -> Register:
         return _adjoint_at_infinite_width(state, value, op)
     builder = state.builder
     analysis = state.analysis
-    size = analysis.blocks[op.g] * analysis.widths[op.g]
+    m = analysis.blocks[op.g] * analysis.widths[op.g]
+
+    # m^(−1/2) γ n^(−1/2) ⟨d, u⟩
     if op.d in analysis.infinite:
-        required = score(state, value, x=op.d, y=op.u)
+        d_and_u = score(state, value, x=op.d, y=op.u)
     else:
         inner = products(state, x=op.d, y=op.u, ndim=value.ndim, label="⟨W^T b, d⟩")
-        required = builder.step("scale", inner, by=1 / state.norm(op.d))
-    required = builder.step("scale", required, by=op.gain * size**-0.5)
+        d_and_u = builder.step("scale", inner, by=1 / state.norm(op.d))
+    d_and_u = builder.step("scale", d_and_u, by=op.gain * m**-0.5)
+
+    # −m^(−1) ⟨g, b⟩
     inner = products(state, x=op.g, y=op.b, ndim=value.ndim, label="⟨b, g⟩")
-    present = builder.step("scale", inner, by=-1 / size)
-    return builder.step("add", required, present)
+    minus_g_and_b = builder.step("scale", inner, by=-1 / m)
+    return builder.step("add", d_and_u, minus_g_and_b)
 
 
 def _adjoint_at_infinite_width(

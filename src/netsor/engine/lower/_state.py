@@ -192,8 +192,11 @@ class VectorsInUse:
 
     def forget(self, before: int) -> None:
         """Remove the vectors that no value from number `before` on reads."""
-        while self._by_last_use and self._by_last_use[0][0] < before:
-            _, _, value = heapq.heappop(self._by_last_use)
+        while self._by_last_use:
+            last_use, _, value = self._by_last_use[0]
+            if last_use >= before:
+                break
+            heapq.heappop(self._by_last_use)
             vectors, reach = self._extents.pop(value)
             self._count(reach, -vectors)
 
@@ -446,10 +449,10 @@ class State:
         From an array (…, ·), cut or padded to `width` along its last axis.
         """
         builder = self.builder
-        flat = builder.reshape(array, math.prod(array.shape[:-1]), array.shape[-1])
-        chosen = builder.take(
-            builder.pad_or_cut(flat, width), positions.ravel(), axis=0
-        )
+        *leading, directions = array.shape
+        flat = builder.reshape(array, math.prod(leading), directions)
+        flat = builder.pad_or_cut(flat, width)
+        chosen = builder.take(flat, positions.ravel(), axis=0)
         return builder.reshape(chosen, *positions.shape, width)
 
     def argument_positions(self, x: Value, value: Value, positions: Ints) -> Ints:

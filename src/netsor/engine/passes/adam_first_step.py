@@ -110,7 +110,8 @@ def _mean_of_signs(op: Outer, width: int) -> Vector:
     r = coordinates(op.right, width)  # (matrices, K, in)
     x = coordinates(op.x, width)  # (matrices, vectors, in)
     sizes = constant(np.asarray(op.sizes))
-    entries = mix(r.transpose(0, 2, 1) * sizes, op.left)  # (matrices, in)
+    r_by_coordinate = r.transpose(0, 2, 1)
+    entries = mix(r_by_coordinate * sizes, op.left)  # (matrices, in)
     return mix(x / width, _signs(entries))
 
 
@@ -160,11 +161,13 @@ def _of_gaussians(op: Outer) -> Vector:
     sizes = constant(np.asarray(op.sizes))
     gram = mean_dot(op.right, op.right)
     root = applied(ROOT, (gram,), gram.shape, axes=2)
+    transposed_root = root.transpose(0, 2, 1)
     # L^T l, (matrices, K), and l · c, (matrices, vectors)
-    root_of_square = mix(sizes * root.transpose(0, 2, 1), op.left)
+    l_in_root = mix(sizes * transposed_root, op.left)
     along_c = mix(sizes * mean_dot(op.x, op.right), op.left)
     # the function takes each of the K vectors L^T l as an argument, (matrices, 1)
-    arguments = [root_of_square[:, k : k + 1] for k in range(root_of_square.shape[1])]
+    count = l_in_root.shape[1]
+    arguments = [l_in_root[:, k : k + 1] for k in range(count)]
     f = Function("over_length", _over_length, lipschitz=False)
     nonlinearity = Nonlin(f, (along_c, *arguments), ())
     quotient = Vector(nonlinearity, along_c.shape, along_c.width)
@@ -214,16 +217,20 @@ def checked_left(
     xp = array_namespace(left, right)
     at_nodes = xp.reshape(left, (*left.shape[:-2], -1))[..., :CHECKED_NODES]
     sizes_of_uses = xp.asarray(sizes, dtype=left.dtype)[:, None]
-    rows = xp.matrix_transpose(at_nodes * sizes_of_uses)
-    entries = rows @ right  # (…, nodes, in)
-    terms = xp.abs(rows) @ xp.abs(right)
-    # uses with l = 0 in the limit only
-    fluctuates = ~xp.any(left != 0, axis=(-1, -2)) & xp.asarray(varies)
-    has_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
-    nonzero_at_some_width = (terms > 0) | has_fluctuation[..., None, :]
-    cancels = (xp.abs(entries) <= CANCELLATION * terms) & nonzero_at_some_width
-    vanishes = ~xp.any(left != 0, axis=(-1, -2, -3))
-    if bool(xp.any(cancels)) or bool(xp.any(vanishes)):
+    scaled_left = xp.matrix_transpose(at_nodes * sizes_of_uses)  # (…, nodes, uses)
+    entries = scaled_left @ right  # (…, nodes, in)
+    sizes_of_terms = xp.abs(scaled_left) @ xp.abs(right)  # Σ_k |sizes_k l_kα r_kβ|
+    is_zero = xp.abs(entries) <= CANCELLATION * sizes_of_terms
+
+    # the uses with l = 0 in the limit only, and the r_β that they multiply
+    is_zero_in_limit = ~xp.any(left != 0, axis=(-1, -2))
+    fluctuates = is_zero_in_limit & xp.asarray(varies)
+    meets_fluctuation = xp.any((right != 0) & fluctuates[..., None], axis=-2)
+    nonzero_at_some_width = (sizes_of_terms > 0) | meets_fluctuation[..., None, :]
+    is_zero_only_in_limit = is_zero & nonzero_at_some_width
+
+    all_l_vanish = ~xp.any(left != 0, axis=(-1, -2, -3))
+    if bool(xp.any(is_zero_only_in_limit)) or bool(xp.any(all_l_vanish)):
         raise UnplacedError(
             f"{vanishing_signs(optimiser)}; net.law(…, method='extrapolate')"
             " estimates the limit"

@@ -148,29 +148,39 @@ class Mixture:
 
 def _mixture_of(value: Value) -> Mixture | None:
     """The mixture of experts that a product with their last matrices is, if any."""
-    if not isinstance(value.op, MatMul) or value.op.weight.batch:
+    # one product with the last matrices W_e side by side, of the γ_te h_e(x_t) of all
+    # experts end to end
+    if not isinstance(value.op, MatMul):
         return None
-    if value.op.weight.transposed or not isinstance(value.op.x.op, Concat):
+    weight = value.op.weight
+    joined = value.op.x
+    if weight.batch or weight.transposed or not isinstance(joined.op, Concat):
         return None
-    inner: list[Value] = [value.op.x]
-    x = value.op.x.op.x
-    axis = value.op.x.op.axis
+    inner: list[Value] = [joined]
+
+    # the concatenated vectors may be a rearrangement of others; `positions` says of
+    # which ones
+    x = joined.op.x
     positions = np.arange(x.size).reshape(x.shape)
     while isinstance(x.op, Take):
         inner.append(x)
         positions = x.op.flat.reshape(-1)[positions]
         x = cast(Vector, x.op.x)
+
+    # these others are γ_te h_e(x_t), (experts, tokens)
     if not isinstance(x.op, Scale) or x.ndim < 2 or x.op.c.shape != x.shape:
         return None
+    gates = x.op.c
+    hidden = x.op.x
     experts = x.shape[0]
-    size = x.size
-    in_order = np.moveaxis(positions, axis, 0).reshape(experts, -1)
-    if not np.array_equal(in_order.ravel(), np.arange(size)):
+    experts_first = np.moveaxis(positions, joined.op.axis, 0)
+    if not np.array_equal(experts_first.ravel(), np.arange(x.size)):
         return None
     inner.append(x)
-    mixture = Mixture(x.op.c.reshape(experts, -1))
+
+    mixture = Mixture(gates.reshape(experts, -1))
     numbers: dict[Value, int] = {}
-    if not _read_hidden(x.op.x, mixture, numbers, x.shape):
+    if not _read_hidden(hidden, mixture, numbers, x.shape):
         return None
     mixture.inner = (*inner, *mixture.inner, *numbers)
     return mixture
@@ -332,11 +342,10 @@ def _from_chosen(
     )
     f = Function("chosen experts", root, bounded=False, lipschitz=False)
     normals = normal((chosen * tokens, sum(widths)), name="chosen experts")
-    roots = applied(
-        f, (mean_dot(x, x), mixture.gates, normals), (tokens, tokens), axes=2
-    )
-    combined = mix(roots, gaussian(output.width, tokens, name="sum of chosen experts"))
-    return combined.reshape(*output.shape)
+    arguments = (mean_dot(x, x), mixture.gates, normals)
+    roots = applied(f, arguments, (tokens, tokens), axes=2)
+    sources = gaussian(output.width, tokens, name="sum of chosen experts")
+    return mix(roots, sources).reshape(*output.shape)
 
 
 @dataclass(frozen=True)
@@ -365,42 +374,51 @@ class ChosenExperts:
         tokens), and there is a row of normals (…, rows, widths) for each pair of a
         token and a chosen expert.
         """
+        arrays = [np.asarray(x, dtype=np.float64) for x in (gram, gates, normals)]
+        shape = np.broadcast_shapes(*[array.shape[:-2] for array in arrays])
+        replicas = math.prod(shape)
+
+        def by_replica(array: Floats) -> Floats:
+            """From (…, ·, ·) to (replicas, ·, ·)."""
+            matrix = array.shape[-2:]
+            return np.broadcast_to(array, (*shape, *matrix)).reshape(replicas, *matrix)
+
+        all_grams = by_replica(arrays[0])
+        all_gates = by_replica(arrays[1])
+        all_normals = by_replica(arrays[2])
+
+        # the Gram matrix of the γ_te h_e(x_t), summed over the experts e
         tokens = gram.shape[-1]
-        flat = [np.asarray(x, dtype=np.float64) for x in (gram, gates, normals)]
-        shape = np.broadcast_shapes(*(x.shape[:-2] for x in flat))
-        count = math.prod(shape)
-        grams, shares, rows = (
-            np.broadcast_to(x, (*shape, *x.shape[-2:])).reshape(count, *x.shape[-2:])
-            for x in flat
-        )
-        total = np.zeros((count, tokens, tokens))
-        is_zero = np.diagonal(grams, axis1=1, axis2=2) == 0
-        for group in _groups(shares, is_zero, limit=rows.shape[1]):
-            h = self._hidden(group, grams, rows)
-            replica = group.replica[:, None]
-            t = group.token
-            h *= shares[replica, group.expert[:, None], t][..., None]
+        total = np.zeros((replicas, tokens, tokens))
+        is_zero = np.diagonal(all_grams, axis1=1, axis2=2) == 0
+        for group in _groups(all_gates, is_zero, limit=all_normals.shape[1]):
+            h = self._hidden(group, all_grams, all_normals)
+            gates_of_sets = all_gates[
+                group.replica[:, None], group.expert[:, None], group.token
+            ]
+            h *= gates_of_sets[..., None]
+            products = h @ np.swapaxes(h, -1, -2) / h.shape[-1]
             # the same pair of tokens may have several experts in common
-            np.add.at(
-                total,
-                (replica[..., None], t[:, :, None], t[:, None, :]),
-                h @ np.swapaxes(h, -1, -2) / h.shape[-1],
-            )
+            np.add.at(total, group.pairs_of_tokens(), products)
         roots = self.output_gain * symmetric_root(total)
         return roots.reshape(*shape, tokens, tokens).astype(gram.dtype, copy=False)
 
-    def _hidden(self, group: Group, grams: Floats, rows: Floats) -> Floats:
-        """The hidden vectors of sets of tokens, (sets, tokens of each, width)."""
-        replica = group.replica[:, None, None]
-        t = group.token
-        c = symmetric_root(grams[replica, t[:, :, None], t[:, None, :]])
-        products = c @ rows[replica[..., 0], group.row]
-        parts = np.split(products, np.cumsum(self.widths)[:-1], axis=-1)
+    def _hidden(self, group: Group, grams: Floats, normals: Floats) -> Floats:
+        """The hidden vectors of sets of tokens, (sets, tokens of each, width).
+
+        `grams` (replicas, tokens, tokens) and `normals` (replicas, rows, widths) are
+        those of `__call__`.
+        """
+        # products V_e x_t of the tokens of a set have their Gram matrix as covariance
+        root = symmetric_root(grams[group.pairs_of_tokens()])
+        all_products = root @ normals[group.replica[:, None], group.row]
+        ends = np.cumsum(self.widths)
+        products = np.split(all_products, ends[:-1], axis=-1)
         results: list[Floats] = []
         for step in self.steps:
             inputs = [results[k] for k in step.inputs]
             if step.product is not None:
-                result = self.gains[step.product] * parts[step.product]
+                result = self.gains[step.product] * products[step.product]
             elif step.f is not None:
                 result = np.asarray(step.f(*inputs))
             elif step.part is not None:
@@ -420,6 +438,14 @@ class Group(NamedTuple):
     token: Any  # (sets, tokens of each)
     row: Any  # the numbers of these pairs of an expert and a token, of the same shape
 
+    def pairs_of_tokens(self) -> tuple[Any, Any, Any]:
+        """An index for arrays (replicas, tokens, tokens): all pairs of tokens of a set.
+
+        What it selects has the shape (sets, tokens of each, tokens of each).
+        """
+        replica = self.replica[:, None, None]
+        return replica, self.token[:, :, None], self.token[:, None, :]
+
 
 def _groups(gates: Floats, is_zero: Any, limit: int) -> list[Group]:
     """The sets of tokens with gates other than 0, (replicas, experts, tokens), by size.
@@ -435,19 +461,23 @@ def _groups(gates: Floats, is_zero: Any, limit: int) -> list[Group]:
         raise ValueError(
             "some tokens choose more experts than others: their gates are equal"
         )
-    # the pairs of a replica are numbered in this order
-    before = np.cumsum(needed) - needed
-    row = np.where(needs_row, np.cumsum(needs_row) - 1 - before[replica], 0)
-    loads = np.count_nonzero(gates, axis=-1)
-    starts = np.cumsum(loads.ravel()) - loads.ravel()
+    # the pairs of each replica are numbered from 0, in this order
+    in_earlier_replicas = np.cumsum(needed) - needed
+    number = np.cumsum(needs_row) - 1 - in_earlier_replicas[replica]
+    row = np.where(needs_row, number, 0)
+
+    # the tokens of an expert in a replica are one set, of consecutive pairs
+    sizes = np.count_nonzero(gates, axis=-1).ravel()
+    starts = np.cumsum(sizes) - sizes
     groups = []
-    for size in np.unique(loads[loads > 0]):
-        sets = np.flatnonzero(loads.ravel() == size)
+    for size in np.unique(sizes[sizes > 0]):
+        sets = np.flatnonzero(sizes == size)
         pairs = starts[sets][:, None] + np.arange(size)
+        first_pairs = pairs[:, 0]
         groups.append(
             Group(
-                replica=replica[pairs[:, 0]],
-                expert=expert[pairs[:, 0]],
+                replica=replica[first_pairs],
+                expert=expert[first_pairs],
                 token=token[pairs],
                 row=row[pairs],
             )

@@ -447,7 +447,8 @@ class _Gradient(_Term):
         numbers_by_unit = self._numbers_of_terms(expansion, x.width, coefficient)
         contributions = []
         for unit, numbers in numbers_by_unit.items():
-            combination = mix(_repeated(numbers, pairs_of_terms) * products, left)
+            coefficients = _repeated(numbers, pairs_of_terms) * products
+            combination = mix(coefficients, left)
             contributions.append(Order(number=1.0, unit=unit).times(combination))
         return contributions
 
@@ -462,9 +463,9 @@ class _Gradient(_Term):
         numbers_by_unit: dict[str | None, list[Any]] = {}
         for k, (term, _) in enumerate(terms):
 
-            def size_of_sum(w: Mapping[str, float], term: Any = term) -> float:
+            def size_of_sum(widths: Mapping[str, float], term: Any = term) -> float:
                 """The size of a term at these widths, summed over coordinates."""
-                return float(term.size(w) * width.bind(w))
+                return float(term.size(widths) * width.bind(widths))
 
             for order in expansion.acting_orders(coefficient, size_of_sum):
                 numbers = numbers_by_unit.setdefault(order.unit, [0.0] * len(terms))
@@ -535,9 +536,10 @@ class _PolarFactor(_Term):
             m = m.transpose(0, 2, 1)
         coefficients = mean_dot(x, right) @ m
 
-        def size(w: Mapping[str, float]) -> float:
+        def size(widths: Mapping[str, float]) -> float:
             """The root of the ratio of the two widths."""
-            return float((x.width.bind(w) / left.width.bind(w)) ** 0.5)
+            ratio = x.width.bind(widths) / left.width.bind(widths)
+            return float(ratio**0.5)
 
         contributions = []
         for order in expansion.acting_orders(coefficient, size):

@@ -71,7 +71,8 @@ class Angles:
         else:
             mean_cosine = _integral(gap, 1.0, 1 / self.base) / math.log(self.base)
         mean_cosine = np.where(gap > 0, mean_cosine, 1.0)
-        return np.asarray(1.0 - self.fraction + self.fraction * mean_cosine)
+        not_rotated = 1.0 - self.fraction
+        return np.asarray(not_rotated + self.fraction * mean_cosine)
 
     def _mean_stretched_cosine(self, stretch: Stretch, gap: Floats) -> Floats:
         """The mean cosine ∫ cos(r θ') dθ/θ / log(base) of stretched frequencies θ'.
@@ -108,24 +109,32 @@ def _integral_by_quadrature(
         raise ValueError(
             "rotary positions too far apart for the stretched frequencies of a limit"
         )
+    # the nodes of all panels, in log θ, and their weights
     edges = np.linspace(math.log(low), math.log(high), panels + 1)
-    nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)  # on (−1, 1)
     half_lengths = 0.5 * np.diff(edges)[:, None]
+    nodes, weights = np.polynomial.legendre.leggauss(NODES_PER_PANEL)  # on (−1, 1)
     log_theta = edges[:-1, None] + half_lengths * (1 + nodes)
     theta = stretch.of(np.exp(log_theta)).ravel()
+    weights_of_nodes = (half_lengths * weights).ravel()
+
     # (distinct gaps, nodes): of thousands of positions most pairs have equal gaps
     cosines = np.cos(distinct_gaps[:, None] * theta)
-    integrals = cosines @ (half_lengths * weights).ravel()
+    integrals = cosines @ weights_of_nodes
     return np.asarray(integrals[position].reshape(gap.shape))
 
 
 def _integral(r: Floats, top: float, bottom: float) -> Floats:
-    """∫ cos(r θ) dθ/θ from bottom to top; r = 0 gives log(top/bottom)."""
-    positive = np.where(r > 0, r, 1.0)
-    # the cosine integral Ci is the second result of sici
-    _, at_top = scipy.special.sici(positive * top)
-    _, at_bottom = scipy.special.sici(positive * bottom)
-    return np.where(r > 0, at_top - at_bottom, math.log(top / bottom))
+    """∫ cos(r θ) dθ/θ from bottom to top, for r ≥ 0.
+
+    It is Ci(r top) − Ci(r bottom) with the cosine integral Ci, and log(top/bottom) for
+    r = 0.
+    """
+    is_positive = r > 0
+    safe_r = np.where(is_positive, r, 1.0)
+    _, ci_of_top = scipy.special.sici(safe_r * top)
+    _, ci_of_bottom = scipy.special.sici(safe_r * bottom)
+    at_zero = math.log(top / bottom)
+    return np.where(is_positive, ci_of_top - ci_of_bottom, at_zero)
 
 
 @dataclass(frozen=True, eq=False)

@@ -503,15 +503,16 @@ def _columns_of(factor: npt.NDArray[np.float64]) -> npt.NDArray[np.intp] | None:
     [[0, 0, 1, 1]]], has the columns [[0, 1], [2, 3]].
     """
     is_used = factor.any(axis=-2)  # (…, k)
+    *leading, count = is_used.shape
+    uses_of_column = is_used.reshape(-1, count).sum(axis=0)
+    is_shared = uses_of_column > 1
     columns_of_each = is_used.sum(axis=-1)
-    uses_of_column = is_used.reshape(-1, is_used.shape[-1]).sum(axis=0)
     fewest = columns_of_each.min()
     most = columns_of_each.max()
-    is_shared = uses_of_column > 1
     if is_shared.any() or fewest == 0 or fewest < most:
         return None
     *_, columns = np.nonzero(is_used)
-    return np.asarray(columns.reshape(*is_used.shape[:-1], -1), dtype=np.intp)
+    return np.asarray(columns.reshape(*leading, -1), dtype=np.intp)
 
 
 def _read_out(y: Vector, factor: npt.NDArray[np.float64], source: ops.Source) -> Vector:
@@ -689,7 +690,8 @@ def _tail(bound: float, size: Size, width: float) -> float:
     r = np.geomspace(1, ratio, 500)
     cost_of_normal = (ratio / r**chis) ** 2 / 2
     cost_of_chis = chis * width * (r**2 - 1 - 2 * np.log(r)) / 2
-    return float((cost_of_normal + cost_of_chis).min())
+    total_cost = cost_of_normal + cost_of_chis
+    return float(total_cost.min())
 
 
 def _size(value: Value, sizes: Mapping[Value, Size | None]) -> Size | None:

@@ -59,10 +59,11 @@ def value_of(number: Number) -> Scalar:
 
 def largest(bound: Mapping[str, float]) -> dict[str, float]:
     """The widths, with infinity replaced by a large number."""
-    return {
-        name: size if math.isfinite(size) else 2.0 ** LOG2_PROBE_WIDTHS[-1]
-        for name, size in bound.items()
-    }
+    large_width = 2.0 ** LOG2_PROBE_WIDTHS[-1]
+    widths = {}
+    for name, size in bound.items():
+        widths[name] = size if math.isfinite(size) else large_width
+    return widths
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,8 +303,9 @@ def _between_bases(
     """
     left = _roots(xp, a)
     right = _roots(xp, b)
-    sizes = (size * left.norms * right.norms)[..., None, :]
-    t = (left.root * sizes) @ xp.matrix_transpose(right.root)
+    norms_of_terms = size * left.norms * right.norms
+    scaled_left = left.root * norms_of_terms[..., None, :]
+    t = scaled_left @ xp.matrix_transpose(right.root)
     if steps is None:
         orthogonal = _polar_factor(xp, t)
     else:
@@ -322,8 +324,8 @@ def _polar_factor(xp: Any, t: Array) -> Array:
     p, singular_values, q = xp.linalg.svd(t, full_matrices=False)
     largest = xp.max(singular_values, axis=-1, keepdims=True)
     is_large = singular_values > MUON_SINGULAR_VALUE_RTOL * largest
-    ones_and_zeros = xp.where(is_large, 1.0, 0.0)
-    return (p * ones_and_zeros[..., None, :]) @ q
+    new_singular_values = xp.where(is_large, 1.0, 0.0)
+    return (p * new_singular_values[..., None, :]) @ q
 
 
 def _newton_schulz(xp: Any, t: Array, steps: Coefficients, eps: float) -> Array:
@@ -331,10 +333,11 @@ def _newton_schulz(xp: Any, t: Array, steps: Coefficients, eps: float) -> Array:
     square = xp.sum(t * t, axis=(-2, -1), keepdims=True)
     norm = xp.clip(xp.sqrt(square), eps, None)
     is_positive = norm > 0
-    x = xp.where(is_positive, t / xp.where(is_positive, norm, 1.0), 0.0)
+    safe_norm = xp.where(is_positive, norm, 1.0)
+    x = xp.where(is_positive, t / safe_norm, 0.0)
     for c1, c3, c5 in steps:
-        outer = x @ xp.matrix_transpose(x)
-        polynomial = c3 * outer + c5 * (outer @ outer)
+        xx = x @ xp.matrix_transpose(x)  # X X^T
+        polynomial = c3 * xx + c5 * (xx @ xx)
         x = c1 * x + polynomial @ x
     return x
 
@@ -358,7 +361,8 @@ def _roots(xp: Any, gram: Array) -> _Roots:
     """
     norms = xp.sqrt(xp.clip(xp.linalg.diagonal(gram), 0.0, None))
     safe_norms = xp.where(norms > 0, norms, 1.0)
-    correlations = gram / (safe_norms[..., :, None] * safe_norms[..., None, :])
+    products_of_norms = safe_norms[..., :, None] * safe_norms[..., None, :]
+    correlations = gram / products_of_norms
     eigenvalues, eigenvectors = xp.linalg.eigh(correlations)
     rounding = EIGENVALUE_ULPS * gram.shape[-1] * xp.finfo(gram.dtype).eps
     is_nonzero = eigenvalues > rounding
@@ -400,7 +404,8 @@ def _newton_schulz_of_grams(
     inverse_norm = 1.0 / xp.sqrt(safe_square)
     scale = xp.where((square > 0) & ~cancels, inverse_norm, 0.0)
 
-    m = scale * xp.eye(a.shape[-1], dtype=a.dtype) * size
+    identity = xp.eye(a.shape[-1], dtype=a.dtype)
+    m = scale * identity * size
     for c1, c3, c5 in steps:
         square_factor = m @ b @ xp.matrix_transpose(m) @ a  # M B M^T A
         cubed = square_factor @ m

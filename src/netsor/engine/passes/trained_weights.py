@@ -168,21 +168,25 @@ class DrawnWeight(Arithmetic):
 
     def initial(self, weight: Weight, members: Sequence[int]) -> Any:
         """The initial matrices of a class, with entries N(0, σ²/in)."""
-        rows, columns = sizes(weight, self.context)
-        source = Source(f"all entries of {weight.source.name or 'W'}")
+        rows, columns = sizes(weight, self.context)  # in and out
+        name = weight.source.name or "W"
+        source = Source(f"all entries of {name}")
         shape = (len(members), rows, columns)
         std = weight.std / math.sqrt(rows)
         return Scalar(Normal(source, std, shape), shape)
 
     def gradient(self, uses: Uses, members: Sequence[int]) -> Any:
         """The gradients G = Σ_k size_k l_k r_k^T of a class, (members, in, out)."""
-        factors: list[float] = []  # the size of each k
+        size_of_product: list[float] = []  # size_k
         for term, count in uses.terms:
-            factors += [term.size(self.context.bound)] * count
-        f = Function("outer", partial(_outer, sizes=tuple(factors)), lipschitz=False)
+            size_of_product += [term.size(self.context.bound)] * count
+        sum_of_products = partial(_outer, sizes=tuple(size_of_product))
+        f = Function("outer", sum_of_products, lipschitz=False)
         rows, columns = sizes(self.op.weight, self.context)
-        arguments = coordinates(uses.right, rows), coordinates(uses.left, columns)
-        return applied(f, arguments, (len(members), rows, columns), axes=2)
+        right = coordinates(uses.right, rows)
+        left = coordinates(uses.left, columns)
+        shape = (len(members), rows, columns)
+        return applied(f, (right, left), shape, axes=2)
 
     def at_widths(self, rate: WidthFunction) -> Any:
         """A number that depends on the finite widths."""

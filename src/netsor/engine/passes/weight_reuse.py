@@ -364,14 +364,18 @@ class _Matrices:
         than W of these directions. False if no input so far has a small part.
         """
         self.has_small_part[side] |= orders.has_small_part(x)
-        widths = self.weight.in_width, self.weight.out_width
-        rates = {w.name for w in widths if math.isinf(w.bind(context.bound))}
-        # widths with several rates are rejected later
-        if not self.has_small_part[side] or len(rates) != 1:
+        if not self.has_small_part[side]:
+            return False
+        infinite_widths = set()
+        for width in (self.weight.in_width, self.weight.out_width):
+            if math.isinf(width.bind(context.bound)):
+                infinite_widths.add(width.name)
+        if len(infinite_widths) != 1:  # widths with several rates are rejected later
             return False
         x, earlier = self._with_earlier_directions(x, side)
         known = () if earlier is None else (earlier,)
-        return not orders.adds_direction(x, known).all()
+        adds_direction = orders.adds_direction(x, known)
+        return not adds_direction.all()
 
     def _with_earlier_directions(
         self, x: Vector, side: int

@@ -29,7 +29,7 @@ def log_points(expectations: int) -> int:
 
 
 def integration_seconds(expectations: int, arguments: int) -> float:
-    """Roughly the seconds of so many expectations in one call, of integrands with so
+    """The estimated seconds of so many expectations in one call, of integrands with so
     many arguments.
     """
     points = expectations * (SETS << log_points(expectations))

@@ -205,9 +205,11 @@ def _errors_of_moments(error: Array, a: Array) -> Array:
     std = np.linalg.norm(a, axis=-1)  # (…, i, r)
     safe_std = np.where(std > 0, std, 1.0)
     slope_factor = np.where(std > 0, 1.0 / safe_std, 0.0)
-    mean_factor = np.ones((*std.shape[:-1], 1))
+    *rows, _ = std.shape
+    mean_factor = np.ones((*rows, 1))
     factors = np.concatenate([mean_factor, slope_factor], axis=-1)
-    return np.asarray(np.asarray(error)[..., None] * factors)
+    common_error = np.asarray(error)[..., None]
+    return np.asarray(common_error * factors)
 
 
 def _check_error_is_finite(
@@ -282,9 +284,11 @@ def nodes(
     # all inner products
     for _ in range(2):
         for rows in earlier:
-            basis = rows[..., : count // 2]
-            half -= 2 * (half @ np.swapaxes(basis, -1, -2)) @ basis
-    lower = np.linalg.cholesky(2 * half @ np.swapaxes(half, -1, -2))
+            half_row = rows[..., : count // 2]
+            coefficients = 2 * (half @ np.swapaxes(half_row, -1, -2))
+            half -= coefficients @ half_row
+    gram = 2 * half @ np.swapaxes(half, -1, -2)
+    lower = np.linalg.cholesky(gram)
     half = np.linalg.solve(lower, half)
     return np.concatenate([half, -half], axis=-1)
 

@@ -51,7 +51,7 @@ class Integral(NamedTuple):
     arguments: int  # of each integrand
 
     def seconds(self, replicas: int) -> float:
-        """Roughly the seconds for so many replicas in one call."""
+        """The estimated seconds for so many replicas in one call."""
         return integration_seconds(replicas * self.expectations, self.arguments)
 
 
@@ -315,7 +315,7 @@ class Instruction:
     def seconds(
         self, out: Register, args: Sequence[Register], operations: int
     ) -> float:
-        """Roughly the seconds per replica on one core, unless it draws or integrates.
+        """The estimated seconds per replica on one core, unless it draws or integrates.
 
         `operations` is the number of entries of the result times the terms of each.
         """

@@ -114,7 +114,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """Roughly the seconds per replica, on one core, without numerical integrals.
+        """The estimated seconds per replica, on one core, without numerical integrals.
 
         For the time of the integrals see `Plan.integration_seconds`.
         """

@@ -225,7 +225,7 @@ class Builder:
     ) -> None:
         """Add the time of constant expectations; raise an error if it is too long.
 
-        Only those of functions of several vectors take long.
+        Only functions of several vectors take long.
         """
         if instruction.integral is None:
             return

@@ -458,7 +458,8 @@ def _first_long_axis(shape: Shape) -> int | None:
 def alike(xp: Any, a: Array, b: Array) -> Array:
     """Compare rows (…, k) of a and b: 1 if equal, −1 if opposite, else 0; (…, 1)."""
     tolerance = EQUAL if a.dtype == xp.float64 else SINGLE_EQUAL
-    rounding = tolerance**2 * (squares(xp, a) + squares(xp, b))
+    square_of_size = squares(xp, a) + squares(xp, b)
+    rounding = tolerance**2 * square_of_size
     is_opposite = squares(xp, a + b) <= rounding
     is_equal = squares(xp, a - b) <= rounding
 

@@ -105,7 +105,8 @@ class Plan:
 
     A plan is a straight line: no step branches, each reads only constants and results
     of earlier steps, and every shape is known. So its cost is known before it runs, and
-    every backend runs it by the same loop, `run`. Lowering has made every decision.
+    every backend runs it with the same loop, `run`. All decisions were made by
+    lowering.
 
     Create it with `Program.plan`; `print(plan)` shows the steps. The attribute `bytes`
     is the memory of one replica.
@@ -129,10 +130,11 @@ class Plan:
     nodes : bool
         Whether some of them are means over quasi-random nodes.
     tried : tuple of str
-        Functions known only by their values at points, which their expectations use.
+        Functions that are known only by their values at points. Their expectations are
+        computed from these values.
     place : str
-        The device that the plan is meant for, which decides the cheaper of two exact
-        methods.
+        The device that the plan is for. Which of two exact methods is cheaper depends
+        on it.
     independent : dict
         The linearly independent directions of inputs at infinite width, shared with the
         plans whose expectations are shifted.
@@ -190,7 +192,8 @@ class Plan:
     def loops(self) -> list[Loop]:
         """Repeated blocks of equal steps.
 
-        Each has its first step, the steps per block, and the number of blocks.
+        Each is described by its first step, the steps per block, and the number of
+        blocks.
         """
         positions = {step.out: k for k, step in enumerate(self.steps)}
         keys = [loop_key(step, k, positions) for k, step in enumerate(self.steps)]
@@ -198,7 +201,7 @@ class Plan:
 
     @property
     def random_numbers(self) -> int:
-        """The random numbers per replica, on average."""
+        """The average number of random numbers per replica."""
         return sum(step.random_numbers for step in self.steps)
 
     @property
@@ -261,7 +264,7 @@ class Plan:
         )
 
     def replicas(self, draws: int) -> int:
-        """The replicas of a law with this many draws."""
+        """The number of replicas of a law with this many draws."""
         if self.constant:
             return 1
         if self.averaged:
@@ -269,7 +272,7 @@ class Plan:
         return draws
 
     def seconds(self, draws: int) -> float:
-        """Roughly the seconds for this many draws on one core of a current CPU."""
+        """The estimated seconds for this many draws on one core of a current CPU."""
         if self.constant:
             return 0.0
         sampling = self.replicas(draws) * self._replica_seconds
@@ -293,9 +296,10 @@ class Plan:
 
     @property
     def probing_seconds(self) -> float:
-        """Roughly the seconds to measure the effect of errors of Gaussian expectations.
+        """The estimated seconds to measure how errors of Gaussian expectations affect a
+        law.
 
-        Every law measures it first.
+        Every law measures this first.
         """
         if not self.expects:
             return 0.0
@@ -304,8 +308,8 @@ class Plan:
     def check_integration(self, draws: int) -> None:
         """Raise an error if the expectations of these draws would take too long.
 
-        Only those of functions of several vectors take long. The error suggests fewer
-        draws, by halving, unless even FEWEST_DRAWS take too long.
+        Only functions of several vectors take long. The error suggests fewer draws,
+        unless even FEWEST_DRAWS would take too long.
         """
 
         def seconds(draws: int) -> float:
@@ -325,7 +329,7 @@ class Plan:
 
     @cached_property
     def _replica_seconds(self) -> float:
-        """Roughly the seconds per replica."""
+        """The estimated seconds per replica."""
         return sum(step.seconds for step in self.steps)
 
     def __str__(self) -> str:

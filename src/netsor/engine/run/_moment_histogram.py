@@ -50,6 +50,17 @@ def _tilt(up: Array, up2: Array, up3: Array, spread: Array) -> Array:
     return np.divide(third_central_moment, 2 * spread, out=tilt, where=spread > 1e-9)
 
 
+class _MeansOfCells(NamedTuple):
+    """The conditional means in each cell, as linear functions of `up`; (cells,) each.
+
+    `up` is the position of a replica's variance in its cell (see `MomentGrid.placed`).
+    """
+
+    middle: Array  # the mean of the means
+    change: Array  # of the line, over the standard deviation of up
+    residual: Array  # the variance of the means around the line
+
+
 @dataclass(frozen=True)
 class MomentGrid:
     """The grid of cells: rows in log v, columns in the mean."""
@@ -113,29 +124,31 @@ class MomentGrid:
         return PlacedReplicas(cell=cell, weights=xp.stack(weights), outside=~is_inside)
 
     def _regression(
-        self, index: Ints, moments: Array, reach: Array, unit: Array
-    ) -> tuple[Array, Array, Array]:
-        """The regression of the means of cells on the positions of their variances.
+        self, index: Ints, moments: Array, std_of_up: Array, unit: Array
+    ) -> _MeansOfCells:
+        """The regression of the means in each cell `index` on the positions up.
 
-        It is the mean in the middle of each cell `index`, the change of the mean over
-        the `reach` of up, and the variance that remains. `unit` are the variances in
-        the middle of the cells. All arrays are (cells,), and `moments` are those of
-        `placed`, (5, cells).
+        `unit` are the variances in the middle of the cells. All arrays are (cells,),
+        and `moments` are those of `placed`, (5, cells).
         """
+        # in units of columns: `across` changes by covariance/std over one std of up,
+        # which leaves the variance Var[across] − change²
         up, _, across, across2, across_up = moments
-        # the slope of `across` over the reach, and the variance that it leaves
         covariance = across_up - across * up
         zeros = np.zeros_like(unit)
-        slope = np.divide(covariance, reach, out=zeros, where=reach > 1e-7)
+        change = np.divide(covariance, std_of_up, out=zeros, where=std_of_up > 1e-7)
         variance_of_across = across2 - across**2
-        residual = np.maximum(variance_of_across - slope**2, 0.0)
+        residual = np.maximum(variance_of_across - change**2, 0.0)
 
         # columns are counted from the centre; `across` is relative to the middle
         column_width = np.sqrt(unit) / STEPS
         column = index % self.columns - self.columns // 2
-        mean = np.full_like(unit, self.centre)
-        mean = mean + (column + 0.5 + across) * column_width
-        return mean, slope * column_width, column_width**2 * residual
+        centre = np.full_like(unit, self.centre)
+        return _MeansOfCells(
+            middle=centre + (column + 0.5 + across) * column_width,
+            change=change * column_width,
+            residual=column_width**2 * residual,
+        )
 
     def nodes(self, sums: Array) -> tuple[Floats, Floats, Floats]:
         """Means, variances and counts of the Gaussians of the law, two per cell.
@@ -151,7 +164,7 @@ class MomentGrid:
         index = np.flatnonzero(sums[0])  # the cells with replicas
         row = index // self.columns
         count = sums[0, index].astype(np.float64)
-        # the mean and the mean square of up, and what `placed` adds to them
+        # the means of the moments of `placed`: first those of up and up²
         moments = sums[1:, index] / UNIT / count
         up, up2 = moments[:2]
         spread = np.maximum(up2 - up**2, 0.0)  # the variance of up
@@ -161,25 +174,33 @@ class MomentGrid:
         if self.one_mean:
             tilt = _tilt(up, up2, up3=moments[2], spread=spread)
             reach = np.sqrt(spread + tilt**2)
-            mean = np.full_like(unit, self.centre)
-            slope = np.zeros_like(unit)
-            residual = np.zeros_like(unit)
+            cell_means = _MeansOfCells(
+                middle=np.full_like(unit, self.centre),
+                change=np.zeros_like(unit),
+                residual=np.zeros_like(unit),
+            )
         else:
             tilt = np.zeros_like(unit)
-            reach = np.sqrt(spread + tilt**2)
-            mean, slope, residual = self._regression(index, moments, reach, unit)
+            reach = np.sqrt(spread)  # the standard deviation of up
+            cell_means = self._regression(index, moments, reach, unit)
 
         upper_position = up + tilt + reach
         lower_position = up + tilt - reach
+        residual = cell_means.residual
         upper_var = unit * (1.0 + self.height * upper_position) + residual
         lower_var = unit * (1.0 + self.height * lower_position) + residual
         # of the replicas of a cell, in the upper Gaussian
-        share = np.full_like(reach, 0.5)
-        share = np.divide(reach - tilt, 2 * reach, out=share, where=reach > 0)
+        half = np.full_like(reach, 0.5)
+        share = np.divide(reach - tilt, 2 * reach, out=half, where=reach > 0)
+        upper_count = count * share
+        lower_count = count * (1.0 - share)
 
-        means = np.concatenate([mean + slope, mean - slope])
+        upper_mean = cell_means.middle + cell_means.change
+        lower_mean = cell_means.middle - cell_means.change
+
+        means = np.concatenate([upper_mean, lower_mean])
         variances = np.concatenate([upper_var, lower_var])
-        counts = np.concatenate([count * share, count * (1.0 - share)])
+        counts = np.concatenate([upper_count, lower_count])
         return means, variances, counts
 
 

@@ -123,7 +123,10 @@ def _outputs(plan: Plan, replicas: int, backend: Backend) -> Floats:
     seed.
     """
     blocks = []
-    for mean, columns in backend.sample(plan, 0, range(replicas), replicas, Tick()):
+    all_replicas = range(replicas)
+    for mean, columns in backend.sample(
+        plan, seed=0, part=all_replicas, size=replicas, tick=Tick()
+    ):
         variance = np.square(backend.numpy(columns)).sum(axis=-1)
         mean_and_variance = np.broadcast_arrays(backend.numpy(mean), variance)
         blocks.append(np.concatenate(mean_and_variance, axis=1))
@@ -193,9 +196,11 @@ class _Comparison(NamedTuple):
         enough for this many draws.
         """
         max_crossing = max(3 / self.replicas, draws**-0.5)
-        is_close = (self.shift <= MAX_SHIFT) & (self.crossing <= max_crossing)
-        error = np.where(is_close, self.shift, np.inf)
-        return np.where(self.digits <= digits, 0.0, error)
+        has_small_shift = self.shift <= MAX_SHIFT
+        has_small_crossing = self.crossing <= max_crossing
+        error = np.where(has_small_shift & has_small_crossing, self.shift, np.inf)
+        has_all_digits = self.digits <= digits
+        return np.where(has_all_digits, 0.0, error)
 
 
 def _runs_long(plan: Plan, backend: Backend) -> bool:
@@ -255,45 +260,77 @@ def _crossings(y: Floats, single_y: Floats) -> tuple[Floats, Floats]:
     return crossing, significance
 
 
-def _difference(double: Floats, single: Floats) -> _Comparison:
-    """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
-    mean, variance = np.split(double, 2, axis=1)
-    single_mean, single_variance = np.split(single, 2, axis=1)
-    centre = mean.mean(axis=0)
-    squares = variance + (mean - centre) ** 2
-    single_squares = single_variance + (single_mean - centre) ** 2
+class _Gaussians(NamedTuple):
+    """The conditional laws of outputs in replicas; (replicas, outputs) each."""
 
-    unit = _unit_of_differences(mean, squares)
-    mean_change = (single_mean - mean) / unit
-    square_change = (single_squares - squares) / unit**2
-    of_mean = _shift(mean / unit, mean_change)
-    of_variance = _shift(squares / unit**2, square_change)
-    bias = np.maximum(of_mean.bias, of_variance.bias)
-    is_equal = ~(of_mean.is_significant | of_variance.is_significant)
+    mean: Floats
+    variance: Floats
+    std: Floats
 
-    # one draw of each conditional law, with the same normals in both precisions
-    std = np.sqrt(variance)
-    single_std = np.sqrt(single_variance)
-    normals = np.random.default_rng(0).standard_normal((len(double), 1))
-    y = mean + std * normals
-    single_y = single_mean + single_std * normals
+    @classmethod
+    def of(cls, outputs: Floats) -> _Gaussians:
+        """From the means and then the variances of outputs, side by side."""
+        mean, variance = np.split(outputs, 2, axis=1)
+        return cls(mean, variance, np.sqrt(variance))
+
+
+class _DrawDifference(NamedTuple):
+    """How draws of the outputs differ between the precisions; (outputs,) each."""
+
+    relative_gap: Floats  # the largest difference of a draw, relative to its size
+    crossing: Floats  # of the distribution functions, see `_crossing`
+    significance: Floats  # of the crossing
+
+
+def _difference_of_draws(
+    double: _Gaussians, single: _Gaussians, unit: Floats
+) -> _DrawDifference:
+    """Compare one draw of each conditional law, with the same normals in both.
+
+    `unit` is the spread of each output, (outputs,).
+    """
+    replicas = len(double.mean)
+    normals = np.random.default_rng(0).standard_normal((replicas, 1))
+    y = double.mean + double.std * normals
+    single_y = single.mean + single.std * normals
     single_y = np.nan_to_num(single_y, nan=np.inf, posinf=np.inf, neginf=-np.inf)
     gap = np.abs(single_y - y)
     relative_gap = np.where(gap > 0, gap / np.abs(y), 0.0)
     single_y = _without_rounding(y, single_y, unit)
     crossing, significance = _crossings(y, single_y)
-    is_equal &= significance <= SIGNIFICANT
+    return _DrawDifference(np.max(relative_gap, axis=0), crossing, significance)
 
-    # the Wasserstein-2 distance of Gaussians, in units of the spread
-    std_change = (single_std - std) / unit
+
+def _difference(outputs: Floats, single_outputs: Floats) -> _Comparison:
+    """Compare means and variances of the same replicas, (replicas, 2 outputs)."""
+    double = _Gaussians.of(outputs)
+    single = _Gaussians.of(single_outputs)
+
+    # the shifts of means, and of mean squares around the centre
+    centre = double.mean.mean(axis=0)
+    squares = double.variance + (double.mean - centre) ** 2
+    single_squares = single.variance + (single.mean - centre) ** 2
+    unit = _unit_of_differences(double.mean, squares)
+    mean_change = (single.mean - double.mean) / unit
+    square_change = (single_squares - squares) / unit**2
+    of_mean = _shift(double.mean / unit, mean_change)
+    of_square = _shift(squares / unit**2, square_change)
+
+    of_draws = _difference_of_draws(double, single, unit)
+    is_equal = ~(of_mean.is_significant | of_square.is_significant)
+    is_equal &= of_draws.significance <= SIGNIFICANT
+    bias = np.maximum(of_mean.bias, of_square.bias)
+
+    # the Wasserstein-2 distance of _Gaussians, in units of the spread
+    std_change = (single.std - double.std) / unit
     square_distance = np.mean(mean_change**2, axis=0) + np.mean(std_change**2, axis=0)
     distance = np.sqrt(square_distance)
     return _Comparison(
-        replicas=len(double),
+        replicas=len(outputs),
         distance=np.nan_to_num(distance, nan=np.inf, posinf=np.inf),
-        shift=np.maximum(of_mean.bound, of_variance.bound),
-        crossing=crossing,
-        digits=np.max(relative_gap, axis=0),
+        shift=np.maximum(of_mean.bound, of_square.bound),
+        crossing=of_draws.crossing,
+        digits=of_draws.relative_gap,
         insignificant=np.where(is_equal, bias, np.inf),
     )
 
@@ -308,7 +345,8 @@ def _without_rounding(y: Floats, single_y: Floats, unit: Floats) -> Floats:
     """
     distance = np.abs(y - np.median(y, axis=0))
     typical_distance = np.median(distance, axis=0)
-    scale = np.where(typical_distance > 0, np.minimum(typical_distance, unit), unit)
+    smaller = np.minimum(typical_distance, unit)
+    scale = np.where(typical_distance > 0, smaller, unit)
     rounding = DIGITS * np.abs(y) + EQUAL * scale
     is_rounding = np.abs(single_y - y) <= rounding
     return np.where(is_rounding, y, single_y)
@@ -452,8 +490,9 @@ def _check_frequent(
     worst = int(np.argmax(excess))
     if excess[worst] > 0:
         raise _inaccurate(
-            f"an output is {values[worst]:.3g} in {share[worst]:.2g} of its draws, and"
-            f" near it in {nearby[worst] / draws:.2g} of those in double precision"
+            f"a share of {share[worst]:.2g} of the draws of an output equal"
+            f" {values[worst]:.3g}, but in double precision only"
+            f" {nearby[worst] / draws:.2g} are near this value"
         )
 
 

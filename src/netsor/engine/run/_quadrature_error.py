@@ -253,13 +253,14 @@ def bias_beside(query: PlanQuery, means: Floats) -> Floats:
     sets = int(np.clip(len(means) // 2, QUADRATURE_PROBE_REPLICAS, MOST_BIAS_SETS))
     plan = query.plan(SHIFT_TO_FEWER_NODES)
     samples = math.ceil(sets / QUADRATURE_PROBE_REPLICAS)
-    of_fewer = np.concatenate([_means(plan, seed) for seed in range(samples)])
+    means_of_fewer = np.concatenate([_means(plan, seed) for seed in range(samples)])
 
-    difference = np.abs(of_fewer.mean(axis=0) - means.mean(axis=0))
-    noise = np.hypot(_standard_error(of_fewer), _standard_error(means))
+    difference = np.abs(means_of_fewer.mean(axis=0) - means.mean(axis=0))
+    noise = np.hypot(_standard_error(means_of_fewer), _standard_error(means))
+    shows_bias = difference > BIAS_SHOWS * noise
     # a bias that falls like 1/nodes or faster is at most a third of its change from a
     # quarter of the nodes to all
-    return np.where(difference > BIAS_SHOWS * noise, difference / 3, 0.0)
+    return np.where(shows_bias, difference / 3, 0.0)
 
 
 def _standard_error(samples: Floats) -> Floats:

@@ -13,12 +13,12 @@ from typing import Any
 from ..._validate import also_spelled, whole
 from ...maximal_update._derive import (
     DRAWS,
-    FEWEST_DRAWS,
     TOO_FEW,
     WIDTHS,
     derive,
     validated_widths,
 )
+from ...maximal_update._measurement import FEWEST_DRAWS
 from ...maximal_update._own_optimiser import OwnOptimiser
 from ...maximal_update._results import DerivedRule
 from ._measure import subject_of

@@ -87,7 +87,7 @@ def _words(model: Any) -> int:
         "batch",
         None,
         "(inputs, targets), arrays: this model has no table of words, so its inputs are"
-        " no token ids",
+        " not token ids",
     )
 
 

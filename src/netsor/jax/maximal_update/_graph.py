@@ -300,7 +300,7 @@ def logits_node(graph: Graph) -> Node:
     """The only output of a graph."""
     (logits,) = graph.outputs
     if not isinstance(logits, Node) or not graph.is_random(logits):
-        raise UnsupportedError("the logits depend on no parameter that is trained")
+        raise UnsupportedError("the logits depend on no trained parameter")
     if not shape_of(logits):
         raise UnsupportedError("the model returns a number: it must return logits")
     return logits

@@ -405,10 +405,10 @@ def grad(p: Scalar, wrt: Any, weights: ScalarLike | None = None) -> Any:
     p : Scalar
         The scalar to differentiate; several scalars are summed.
     wrt : Vector, Scalar, or list of them
-        Any values of the program. The gradient with respect to a value that p uses is
-        through that value alone: for x = E[ids], what p reads from E without x does not
-        count. An index that p does not use stands for the entries that it selects. (An
-        array in its own shape is itself: `x.reshape(x.shape) is x`.)
+        Any values of the program. The gradient with respect to a value counts only the
+        paths through that value: for x = E[ids], it ignores other uses of E. If p does
+        not use an indexed value, the index stands for the entries that it selects.
+        (Reshaping to the same shape returns the same value: `x.reshape(x.shape) is x`.)
     weights : Scalar or array_like, optional
         Differentiate Σ weights·p; broadcast to the shape of p.
 

@@ -90,7 +90,10 @@ def ntk(
     standard = parametrisation == "standard"
     summands = [
         *_matrix_kernels(
-            p_gradients.terms, q_gradients.terms, (p.size, q.size), standard
+            p_gradients.terms,
+            q_gradients.terms,
+            sizes=(p.size, q.size),
+            standard=standard,
         ),
         *_leaf_kernels(p_gradients, q_gradients, chosen.leaves, standard),
     ]
@@ -109,9 +112,10 @@ def _matrix_kernels(
     p_size, q_size = sizes
     for version, terms in p_terms.items():
         for product in _products(terms, q_terms.get(version, []), standard):
+            products = product.gram.sum(0)  # over matrices, (vectors of p, of q)
             sum_p = constant(_sum_over_uses(product.p_terms, p_size))
             sum_q = constant(_sum_over_uses(product.q_terms, q_size).T.copy())
-            yield sum_p @ product.gram.sum(0) @ sum_q
+            yield sum_p @ products @ sum_q
 
 
 def _leaf_kernels(
@@ -211,14 +215,13 @@ def _squared_norms(
         single = Parameters(parameter, values, "grad_norm")
         terms = _terms_of_members(together.terms, single.members)
         summands = [
-            *_matrix_kernels(terms, terms, (1, 1), standard),
+            *_matrix_kernels(terms, terms, sizes=(1, 1), standard=standard),
             *_leaf_kernels(together, together, single.leaves, standard),
         ]
-        norms.append(
-            reduce(operator.add, summands).reshape()
-            if summands
-            else constant(np.zeros(()))
-        )
+        if summands:
+            norms.append(reduce(operator.add, summands).reshape())
+        else:
+            norms.append(constant(np.zeros(())))
     return tuple(norms)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TypeVar
 
 from ..._validate import SCALE, real
@@ -94,7 +95,7 @@ Examples
 """
 
 for _f in (identity, relu, abs, erf, tanh, sigmoid, gelu, gelu_tanh, silu, sin, cos):
-    _f.__doc__ = f"{_f.__doc__}{SECTIONS.format(name=_f.__name__)}"
+    _f.__doc__ = f"{inspect.getdoc(_f)}{SECTIONS.format(name=_f.__name__)}"
 
 
 def leaky_relu(x: X, slope: float = 0.01) -> X:

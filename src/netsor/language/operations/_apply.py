@@ -63,9 +63,9 @@ def apply(
     """
     f = as_function(
         f,
-        "apply",
-        len(scalars),
-        name,
+        operation="apply",
+        arguments=len(scalars),
+        name=name,
         bounded=bounded,
         lipschitz=lipschitz,
         derivative=derivative,
@@ -121,9 +121,9 @@ def nonlin(
     """
     f = as_function(
         f,
-        "nonlin",
-        len(arguments),
-        name,
+        operation="nonlin",
+        arguments=len(arguments),
+        name=name,
         bounded=bounded,
         lipschitz=lipschitz,
         derivative=derivative,

@@ -160,9 +160,9 @@ class Split(Entrywise):
 
     def rearrange(self, arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         """The same for arrays."""
-        (array,) = arrays
-        blocks = array.shape[-1] // self.count
-        parts = array.reshape(*self.x.shape, self.count, blocks)
+        (array,) = arrays  # (*shape of x, blocks)
+        blocks_of_part = array.shape[-1] // self.count
+        parts = array.reshape(*self.x.shape, self.count, blocks_of_part)
         return np.moveaxis(parts, -2, self.axis)
 
     def cotangents(self, result: Any, d: Any, backward: Backward) -> Cotangents:
@@ -234,8 +234,10 @@ class Dot(Entrywise):
         """Matrix products over all coordinates."""
         x = samples.align_axes(self.x, value.ndim - 1)
         y = samples.align_axes(self.y, value.ndim - 1)
-        scale: float = x.shape[-1] ** -self.power
-        return scale * (x @ np.swapaxes(y, -1, -2))
+        width = x.shape[-1]
+        scale: float = width**-self.power
+        products = x @ np.swapaxes(y, -1, -2)
+        return scale * products
 
     def bounded(self, inputs: bool | None) -> bool | None:
         """A mean of bounded vectors is."""

@@ -177,10 +177,11 @@ def join(values: Sequence[V], axis: int = 0) -> V:
     # the operation joins along the first axis: move the axis there, and back
     other_axes = [k for k in range(arrays[0].ndim) if k != axis]
     order = [axis, *other_axes]
-    moved = tuple([array.transpose(*order) for array in arrays])
-    length = sum(array.shape[0] for array in moved)
-    other_lengths = moved[0].shape[1:]
-    joined = moved[0]._like(Join(moved), (length, *other_lengths))
+    parts = tuple([array.transpose(*order) for array in arrays])
+    first_part = parts[0]
+    length = sum(part.shape[0] for part in parts)
+    shape = (length, *first_part.shape[1:])
+    joined = first_part._like(Join(parts), shape)
     inverse_order = np.argsort(order).tolist()
     return joined.transpose(*inverse_order)
 

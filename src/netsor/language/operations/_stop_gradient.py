@@ -76,7 +76,7 @@ class ScaledGradient(Entrywise):
 
 
 def stop_gradient(x: Stopped) -> Stopped:
-    """The same values as constants of every derivative, like PyTorch's `detach`.
+    """The same values, treated as constant in derivatives, like PyTorch's `detach`.
 
     `ns.grad`, `ns.ntk`, `ns.grad_norm`, `ns.step` and `ns.train` treat the result as
     given. Laws, draws and random numbers do not change.

@@ -48,13 +48,16 @@ class ProgramText(NamedTuple):
 def text(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> str:
     """The program as it is evaluated: one line per operation, with kind and shape."""
     head, rows, last = parts(name, outputs, probes)
-    equation_width = max((len(equation) for equation, _, _ in rows), default=0)
-    kind_width = max((len(kind) for _, kind, _ in rows), default=0)
-    lines = []
+    equation_width = 0
+    kind_width = 0
+    for equation, kind, _ in rows:
+        equation_width = max(equation_width, len(equation))
+        kind_width = max(kind_width, len(kind))
+    lines = [head]
     for equation, kind, shape in rows:
         line = f"  {equation:{equation_width}}   {kind:{kind_width}}   {shape}"
         lines.append(line.rstrip())
-    return "\n".join([head, *lines, last])
+    return "\n".join([*lines, last])
 
 
 def parts(name: str, outputs: Sequence[Value], probes: Sequence[Probe]) -> ProgramText:
@@ -245,7 +248,8 @@ def gaussian_law(mean: Floats, factor: Floats) -> str:
         return rf"\mathcal N({centre}, {decimal(cov[0, 0])})"
     if mean.size > MAX_MATRIX_ROWS:
         return rf"\mathcal N({centre}, \Sigma) \text{{ with a given }} \Sigma"
-    entries = r" \\ ".join(" & ".join(map(decimal, row)) for row in cov)
+    lines = [" & ".join(map(decimal, row)) for row in cov]
+    entries = r" \\ ".join(lines)
     return rf"\mathcal N({centre}, \begin{{pmatrix}} {entries} \end{{pmatrix}})"
 
 

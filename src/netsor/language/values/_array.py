@@ -118,7 +118,7 @@ def index_positions(shape: Shape, key: Any, operation: str) -> Ints:
     if any(is_bool(index) and not np.ndim(index) for index in indices):
         raise TraceIndexError(
             operation,
-            f"index {shown(key)} on shape {shape}: None adds an axis, no bool does",
+            f"index {shown(key)} on shape {shape}: None adds an axis, booleans do not",
         )
     check_enumerable(shape, operation)
     try:
@@ -189,8 +189,10 @@ def _selected_positions(shape: Shape, key: Any) -> Ints:
     if key is ... or size <= MAX_ENUMERATED_ENTRIES:
         return np.asarray(np.arange(size).reshape(shape)[key])
     # the index of every entry along each axis, without memory for all entries
-    ranges = np.ogrid[tuple(slice(length) for length in shape)]
-    selected_indices = [np.broadcast_to(axis, shape)[key] for axis in ranges]
+    selected_indices = []
+    for indices_of_axis in np.ogrid[tuple([slice(length) for length in shape])]:
+        of_every_entry = np.broadcast_to(indices_of_axis, shape)
+        selected_indices.append(of_every_entry[key])
     positions = np.ravel_multi_index(tuple(selected_indices), shape)
     return np.asarray(positions, dtype=np.intp)
 
@@ -1027,9 +1029,10 @@ class Take(Operation):
 
     def sample(self, value: Value, samples: Samples) -> npt.NDArray[np.float64]:
         """Entries of the flattened array."""
-        array = samples[self.x]
+        array = samples[self.x]  # (replicas, *shape), and coordinates of vectors
+        replicas = array.shape[0]
         coordinates = array.shape[1 + self.x.ndim :]
-        flattened = array.reshape(array.shape[0], self.x.size, *coordinates)
+        flattened = array.reshape(replicas, self.x.size, *coordinates)
         return flattened.take(self.flat, axis=1)
 
     def combine(

@@ -323,6 +323,13 @@ class _Narrowing:
         return self._slices[key]
 
 
+def _reads_all(op: ops.Operation) -> bool:
+    """Whether an operation reads all entries of its inputs to compute all its own."""
+    if isinstance(op, ops.Take):
+        return has_every_position(op.flat, op.x.shape)
+    return True
+
+
 def demand(value: Value, box: Box) -> tuple[Box, list[tuple[Value, Box]]]:
     """The entries of a value to compute if those in a box are needed.
 
@@ -332,22 +339,23 @@ def demand(value: Value, box: Box) -> tuple[Box, list[tuple[Value, Box]]]:
     """
     op = value.op
     needs_all = box is whole_box(value.shape)  # the usual case
+    if needs_all and _reads_all(op):
+        return box, [(x, whole_box(x.shape)) for x in op.inputs]
+
     if not needs_all:
         box = _with_whole_axes(box, op.unsliceable_axes(value.ndim))
     input_boxes: list[tuple[Value, Box]] = []
     if isinstance(op, ops.Take):
-        if needs_all and has_every_position(op.flat, op.x.shape):
-            return box, [(op.x, whole_box(op.x.shape))]
         flat = entries_in(op.flat, box).ravel()
         input_boxes.append((op.x, smallest_box(flat, op.x.shape)))
-    elif needs_all:
-        return box, [(x, whole_box(x.shape)) for x in op.inputs]
     elif isinstance(op, ops.Join):
-        for x, first_axis in zip(op.parts, _split(box[0], op.parts), strict=True):
-            if first_axis.any():
-                input_boxes.append((x, (first_axis, *box[1:])))
+        first_axis, *other_axes = box
+        for x, along_x in zip(op.parts, _split(first_axis, op.parts), strict=True):
+            if along_x.any():
+                input_boxes.append((x, (along_x, *other_axes)))
     else:
-        for x, axes in zip(op.inputs, op.reads(value.ndim), strict=True):
+        axes_of_inputs = op.reads(value.ndim)
+        for x, axes in zip(op.inputs, axes_of_inputs, strict=True):
             input_boxes.append((x, _input_box(x.shape, axes, box)))
     return box, [(x, _normalised(input_box)) for x, input_box in input_boxes]
 
@@ -413,10 +421,12 @@ def _asked_scores(mask: Bools, allowed: npt.NDArray[np.float64]) -> Bools:
 
     All have the shape of the softmax; `allowed` is positive at unmasked entries.
     """
-    live = np.broadcast_to(allowed > 0, mask.shape)  # a masked entry is 0
-    row_is_asked = (mask & live).any(axis=-1, keepdims=True)
-    has_a_choice = live.sum(axis=-1, keepdims=True) > 1  # the only entry of a row is 1
-    scores: Bools = row_is_asked & live & has_a_choice
+    # a masked entry is 0, and the only unmasked entry of a row is 1, whatever the
+    # scores; other entries depend on all unmasked scores of their row
+    is_unmasked = np.broadcast_to(allowed > 0, mask.shape)
+    row_is_asked = (mask & is_unmasked).any(axis=-1, keepdims=True)
+    row_has_a_choice = is_unmasked.sum(axis=-1, keepdims=True) > 1
+    scores: Bools = is_unmasked & row_is_asked & row_has_a_choice
     return scores
 
 
@@ -428,16 +438,21 @@ def _mask_of_input(mask: Bools, axes: Axes, shape: Shape) -> Bools:
     matrix and an array of vectors, y_i = Σ_j a_ij x_j, a has the axes (0, None): if
     only y_1 is needed, so is the row a_1j for all j.
     """
-    axes_read = tuple([axis for axis in axes if axis is not None])
-    axes_not_read = tuple([k for k in range(mask.ndim) if k not in axes_read])
-    # the axes read, in the order of the input's, and then those of the result alone
-    ordered = np.transpose(mask, (*axes_read, *axes_not_read))
+    axes_in_common: list[int] = []  # of the result, in the order of the input's axes
+    axes_read_whole: list[int] = []  # of the input
+    for k, axis in enumerate(axes):
+        if axis is None:
+            axes_read_whole.append(k)
+        else:
+            axes_in_common.append(axis)
+    axes_of_result_alone = [k for k in range(mask.ndim) if k not in axes_in_common]
+
     # an entry is needed if any entry of the result that reads it is
-    axes_of_result_alone = tuple(range(len(axes_read), mask.ndim))
-    is_needed = np.any(ordered, axis=axes_of_result_alone)
+    ordered = np.transpose(mask, (*axes_in_common, *axes_of_result_alone))
+    last_axes = tuple(range(len(axes_in_common), mask.ndim))
+    is_needed = np.any(ordered, axis=last_axes)
     # axes that are read whole come in with size 1, and broadcast below
-    axes_read_whole = tuple([k for k, axis in enumerate(axes) if axis is None])
-    aligned = np.expand_dims(is_needed, axes_read_whole)
+    aligned = np.expand_dims(is_needed, tuple(axes_read_whole))
     # an axis of size 1 may be repeated in the result: all repetitions read one entry
     axes_of_size_1 = tuple([k for k, size in enumerate(shape) if size == 1])
     merged = np.any(aligned, axis=axes_of_size_1, keepdims=True)

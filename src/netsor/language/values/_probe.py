@@ -92,11 +92,11 @@ def probe(name: str, x: V, mask: npt.ArrayLike | str | None = None) -> V:
         The role of the value. "embedding" is the stream before the first block. In each
         block, "attention", "cross" (attention to an encoder) and "mlp" are the outputs
         of the branches; "middle" is the stream between them if a norm follows each sum;
-        "before" is the stream that the block adds to, if it is another one than the
-        block before returned: a projection to another width, or fewer tokens; "query",
-        "key", "value" and "hidden" are vectors, "scores", "weights" and "experts"
-        scalars; "stream" ends the block. "logits" or "loss" comes last. A second
-        "embedding" begins a decoder.
+        "before" is the stream that the block adds to, if it differs from the stream
+        that the previous block returned: a projection to another width, or fewer
+        tokens; "query", "key", "value" and "hidden" are vectors, "scores", "weights"
+        and "experts" scalars; "stream" ends the block. "logits" or "loss" comes last. A
+        second "embedding" begins a decoder.
     x : Vector or Scalar
         The value.
     mask : array_like or str, optional

@@ -243,7 +243,8 @@ class Apply(Entrywise):
         ndim = self.leading + self.axes
         arguments = [samples.align_axes(p, ndim) for p in self.scalars]
         result = np.asarray(self.f(*arguments))
-        return np.broadcast_to(result, (result.shape[0], *value.shape))
+        replicas = result.shape[0]
+        return np.broadcast_to(result, (replicas, *value.shape))
 
     def combine(
         self,

@@ -108,8 +108,8 @@ class Vector(Value):
         if isinstance(other, Vector):
             raise TraceError(
                 "/",
-                "a vector is divided by numbers or scalars; for coordinates use"
-                " ns.nonlin",
+                "a vector can be divided only by numbers or scalars; for coordinates"
+                " use ns.nonlin",
             )
         return self * reciprocal(other)
 
@@ -422,10 +422,13 @@ class Mix(Entrywise):
     def size(self, sizes: Sequence[Size]) -> Size | None:
         """Times the largest sum of coefficients; weights of a softmax add up to 1."""
         (size,) = sizes
-        if isinstance(self.a.op, Constant):
-            return size.times(float(np.abs(self.a.op.numbers).sum(-1).max()))
-        is_softmax = isinstance(self.a.op, Apply) and is_convex_weight(self.a.op.f)
-        return size if is_softmax else None
+        coefficients = self.a.op
+        if isinstance(coefficients, Constant):
+            sums = np.abs(coefficients.numbers).sum(axis=-1)
+            return size.times(float(sums.max()))
+        if isinstance(coefficients, Apply) and is_convex_weight(coefficients.f):
+            return size
+        return None
 
     def text(self, value: Value, inputs: Sequence[str]) -> str:
         """a @ x."""

@@ -307,15 +307,20 @@ def power_rule(nodes: Array, weights: Array, count: int, cell: float = CELL) -> 
         # else rounding errors would grow with every squaring
         return nodes, weights / weights.sum()
 
-    power = compressed(nodes, weights, 1)  # of sums of 1, 2, 4, … variables
+    power = compressed(nodes, weights, 1)  # of a sum of 1, then 2, 4, … variables
     result = power
-    summed = count & 1  # number of variables in the result
+    summed = count % 2  # the variables in the result so far; 0 means that it is unused
     for bit in range(1, count.bit_length()):
-        power = add(power, power, 1 << bit)
-        if not count >> bit & 1:
+        variables = 2**bit
+        power = add(power, power, variables)
+        is_part_of_count = (count // variables) % 2 == 1
+        if not is_part_of_count:
             continue
-        result = add(result, power, summed + (1 << bit)) if summed else power
-        summed += 1 << bit
+        if summed == 0:
+            result = power
+        else:
+            result = add(result, power, summed + variables)
+        summed += variables
     return result
 
 
@@ -400,13 +405,15 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
 
     # rows of E[e^{2mτz} exp(−t e^{τz})] for m = 0, 1, …: (MOMENTS + 1, points u)
     t = np.exp(u)[:, None]
-    decay = np.exp(-t * np.exp(tau * z)) * density
+    weighted_decay = np.exp(-t * np.exp(tau * z)) * density  # (points u, points z)
     rows_of_one_token = []
     for m in range(MOMENTS + 1):
         power = np.exp(2 * m * tau * z)
-        rows_of_one_token.append(decay @ power)
+        rows_of_one_token.append(weighted_decay @ power)
+    # rows of E[(Σ_j e^{2τ z_j})^k e^{−tS}] for k = 0, 1, …
     rows_of_sum = moments_of_sum(np.stack(rows_of_one_token), tokens)
 
+    # E[q^k] is their integral over t^{2k−1} dt/(2k − 1)!
     moments = [1.0]
     for k in range(1, MOMENTS + 1):
         integrand = np.exp(2 * k * u) * rows_of_sum[k]

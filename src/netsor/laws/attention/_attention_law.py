@@ -176,8 +176,8 @@ class Attention:
         if largest_score == 0 and at_zero @ keys @ at_zero <= 1e-14 * largest_key:
             raise TraceError(
                 "law",
-                "sigma_q, sigma_k or kernel make all scores 0, where the function makes"
-                f" the tokens that token={token} sees cancel: it has no density",
+                "sigma_q, sigma_k or kernel make all scores 0, and the function then"
+                f" cancels the tokens that token={token} sees: it has no density",
             )
         origin = Provenance("proved", "convolution over heads at infinite width")
         head = lazy_head(scores, values=keys, function=self.function, points=points)
@@ -405,16 +405,19 @@ def _rule_for_squares(width: int, nodes: int) -> tuple[Array, Array]:
     recurrence of the Laguerre polynomials. The weights are the squares of the first
     entries of its eigenvectors.
     """
+    # the polynomials for the weight x^α e^(−x), where |q|²/2 has this distribution
     alpha = width / 2 - 1
+    diagonal = 2 * np.arange(nodes) + 1 + alpha
     k = np.arange(1.0, nodes)
     off_diagonal = np.sqrt(k * (k + alpha))
-    jacobi = np.diag(2 * np.arange(nodes) + 1 + alpha)
+    jacobi = np.diag(diagonal)
     jacobi = jacobi + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1)
     eigenvalues, eigenvectors = np.linalg.eigh(jacobi)
     weights = eigenvectors[0] ** 2
     # the others change no digit: the integrand Σ_j a_j² is at most 1
     is_needed = weights > SMALLEST_WEIGHT
-    return eigenvalues[is_needed] / (width / 2), weights[is_needed]
+    squares = eigenvalues[is_needed] / (width / 2)
+    return squares, weights[is_needed]
 
 
 def _mean_sum_of_squares(s: int, tau: float, step: float, causal: bool) -> float:
@@ -472,11 +475,14 @@ def _causal_power(s: int, x: Array) -> Any:
     """
     is_small = s * x < SMALL_SX
     series: Any = 0.0
-    term = np.full_like(x, (s + 1) / 2)  # C(s + 1, 2)/s
+    term = np.full_like(x, (s + 1) / 2)  # C(s + 1, k + 2) (−x)^k/s for k = 0
     for k in range(TERMS):
         series = series + (k + 1) * term
         term = -term * x * (s - 1 - k) / (k + 3)
+
+    # (1 − r^s (1 + s x))/(s x²)
     safe_x = np.where(is_small, 1.0, x)
-    numerator = 1 - _power(safe_x, s) * (1 + s * safe_x)
+    r_to_s = _power(safe_x, s)
+    numerator = 1 - r_to_s * (1 + s * safe_x)
     closed_form = numerator / (s * safe_x**2)
     return np.where(is_small, series, closed_form)

@@ -69,7 +69,7 @@ class HeadSum(Law):
     scale : float
         σ_O²σ_V².
     origin : Provenance
-        How the law was computed, and its standing.
+        How the law was computed, and its status.
     mixture : Mixture or callable, optional
         The same law over replicas of the engine, which couples it with other widths; or
         a function that makes it.
@@ -173,8 +173,8 @@ class HeadSum(Law):
     def _shape(self) -> tuple[Estimate, Estimate]:
         """Skewness and excess kurtosis."""
         # the excess kurtosis is 3 Var[v]/E[v]² = (3/H) Var[w]/E[w]²
-        kurtosis = 3 * self._relative_variances() / self.heads
-        sampling = Replicas(len(kurtosis)).spread(kurtosis)
+        kurtosis_by_set = 3 * self._relative_variances() / self.heads
+        sampling = Replicas(len(kurtosis_by_set)).spread(kurtosis_by_set)
         # Quadrature may move each v by ±ε of itself. In units in which E[v] = 1, the
         # kurtosis 3 E[v²]/E[v]² then changes by up to ε E|6 v² − 2 E[3 v²] v|.
         v = self._rule.var / self.var()
@@ -182,9 +182,12 @@ class HeadSum(Law):
         fourth_moment = weight @ (3 * v**2)
         change_by_component = 6 * v**2 - 2 * fourth_moment * v
         largest_change = float(weight @ np.abs(change_by_component))
-        error = combined(sampling, self.origin.quadrature_error * largest_change)
+        quadrature = self.origin.quadrature_error * largest_change
+        kurtosis = Estimate(
+            float(kurtosis_by_set.mean()), combined(sampling, quadrature)
+        )
         skewness = Estimate(0.0, 0.0)  # the law is symmetric
-        return skewness, Estimate(float(kurtosis.mean()), error)
+        return skewness, kurtosis
 
     def _relative_variances(self) -> Array:
         """Var[w]/E[w]² by sets: (sets,), or (1,) if the moments of w are exact."""
@@ -194,7 +197,8 @@ class HeadSum(Law):
         nodes = self.head.nodes
         weights = self.head.weights
         mean = (weights * nodes).sum(axis=1, keepdims=True)
-        return np.asarray((weights * (nodes / mean - 1) ** 2).sum(axis=1))
+        deviation = nodes / mean - 1
+        return np.asarray((weights * deviation**2).sum(axis=1))
 
     # The law as Gaussians over a few variances, by sets
 
@@ -230,7 +234,8 @@ class HeadSum(Law):
         by_set = function(size[near]) * sets
         with np.errstate(divide="ignore"):  # log 0 is −∞
             logs[near] = np.log(np.maximum(by_set, 0.0))
-        logs[~near] = self._tail_logs(size[~near], tail)
+        far = ~near
+        logs[far] = self._tail_logs(size[far], tail)
         return logs
 
     def _densities(self, y: Array) -> Replicated:
@@ -257,7 +262,8 @@ class HeadSum(Law):
 
         It is (h/2)⁴/3! for each squaring, with cells of width h.
         """
-        width = cell_width(float(np.ptp(np.log(self.head.nodes), axis=1).max()))
+        range_of_logs = np.ptp(np.log(self.head.nodes), axis=1)  # of each set
+        width = cell_width(float(range_of_logs.max()))
         if width <= CELL:
             return 0.0
         squarings = 1 + math.log2(self.heads)
@@ -268,9 +274,12 @@ class HeadSum(Law):
         value, error = self._estimate(self._densities(y))
         # With one head, f(0) ∝ E[1/√w] may be infinite, which samples do not show. We
         # assume it if the smallest w of the samples differ much.
-        lowest = self.head.nodes.min(axis=1)
-        if self.heads == 1 and lowest.max() > UNRESOLVED * lowest.min():
-            error = np.where(y**2 < self.scale * lowest.max(), np.inf, error)
+        if self.heads == 1:
+            smallest_w = self.head.nodes.min(axis=1)  # of each set
+            differ_much = smallest_w.max() > UNRESOLVED * smallest_w.min()
+            if differ_much:
+                is_near_0 = y**2 < self.scale * smallest_w.max()
+                error = np.where(is_near_0, np.inf, error)
         return Estimate(value, error)
 
     def _cdf(self, y: Array) -> Estimate:
@@ -291,8 +300,9 @@ class HeadSum(Law):
 
     def _read(self, y: Array) -> tuple[Array, Array, Array]:
         """P(Y ≤ y), P(Y > y) and f(y), for y (points,)."""
-        # one tail for both sides, as the law is symmetric
-        tail = np.exp(self._logs(y, tail=True)).mean(axis=1)
+        # P(Y > |y|), one tail for both sides, as the law is symmetric
+        tail_by_set = np.exp(self._logs(y, tail=True))
+        tail = tail_by_set.mean(axis=1)
         below = np.where(y > 0, 1 - tail, tail)
         above = np.where(y < 0, 1 - tail, tail)
         return below, above, self._density(y)
@@ -312,14 +322,14 @@ class HeadSum(Law):
     def _log_error(self, y: Array) -> Array:
         """The error of log f(y): the relative error of f(y), for y (points,)."""
         # in the tails the density may underflow, but not the ratios of its sets
-        logs = self._logs(y, tail=False)
-        largest = np.maximum(logs.max(axis=1, keepdims=True), -1e300)
-        ratios = np.exp(logs - largest).T
+        logs = self._logs(y, tail=False)  # (points, sets)
+        largest = np.maximum(logs.max(axis=1), -1e300)  # finite if f(y) is 0
+        ratios = np.exp(logs - largest[:, None]).T
         mean = ratios.mean(axis=0)
         spread = self._sets.spread(ratios)
         zeros = np.zeros(len(y))
         relative_spread = np.divide(spread, mean, out=zeros, where=mean > 0)
-        rounding = ROUNDING * np.abs(largest[:, 0])
+        rounding = ROUNDING * np.abs(largest)
         error_in_tail = relative_spread + self._coarse + rounding
         is_central = np.abs(y) <= CENTRAL * self._std
         return np.where(is_central, super()._log_error(y), error_in_tail)
@@ -419,10 +429,12 @@ class HeadSum(Law):
         high = self.scale * float(w.max())
         for _ in range(BISECTIONS):
             v = (low + high) / 2
-            head_tilt = y**2 / (2 * v**2) * self.scale / self.heads
+            tilt = y**2 / (2 * v**2)
+            head_tilt = tilt * self.scale / self.heads  # of one w
             exponent = log_weight + head_tilt * w
-            tilted = np.exp(exponent - exponent.max())
-            mean = self.scale * float(np.sum(tilted * w) / tilted.sum())
+            tilted_weight = np.exp(exponent - exponent.max())
+            mean_w = np.sum(tilted_weight * w) / tilted_weight.sum()
+            mean = self.scale * float(mean_w)
             if mean > v:  # the mean falls as v grows
                 low = v
             else:
@@ -465,10 +477,12 @@ class HeadSum(Law):
 
     def _rvs(self, size: int, rng: np.random.Generator) -> Array:
         """`size` draws √v Z, with a variance v of the rule and a standard normal Z."""
-        weight = np.maximum(self._rule.weight.sum(axis=1), 0.0)
+        rule = self._rule
+        weight = np.maximum(rule.weight.sum(axis=1), 0.0)
         probability = weight / weight.sum()
-        var = rng.choice(self._rule.var, size=size, p=probability)
-        return np.asarray(np.sqrt(var) * rng.standard_normal(size))
+        var = rng.choice(rule.var, size=size, p=probability)
+        z = rng.standard_normal(size)
+        return np.asarray(np.sqrt(var) * z)
 
     def _arrays(self) -> dict[str, Any]:
         """The law for a file, as arrays by name: the inverse of `_from_arrays`.
@@ -530,10 +544,11 @@ def _log_psi(w: Array, log_weight: Array, tilt: float) -> Array:
 
     It has all digits, because it is multiplied by the number of heads.
     """
-    if tilt * float(w.max()) < 1:
-        excess = np.exp(log_weight) * np.expm1(tilt * w)
+    exponent = tilt * w
+    if tilt * float(w.max()) < 1:  # log(1 + E[e^(tilt w) − 1])
+        excess = np.exp(log_weight) * np.expm1(exponent)
         return np.asarray(np.log1p(excess.sum(axis=1)))
-    return np.asarray(scipy.special.logsumexp(log_weight + tilt * w, axis=1))
+    return np.asarray(scipy.special.logsumexp(log_weight + exponent, axis=1))
 
 
 def _logs_of_tilted(tilted: _TiltedRule, y: Array, tail: bool) -> Array:

@@ -336,7 +336,8 @@ def _node_sets(spread: Array) -> Iterator[tuple[Array, Array]]:
     variables = len(spread)
     steps = 1 / np.maximum(1.0, spread)
     # the number of cells of these steps in a ball: its volume over that of a cell
-    volume = (math.sqrt(math.pi) * RADIUS) ** variables / math.gamma(variables / 2 + 1)
+    power_of_radius = (math.sqrt(math.pi) * RADIUS) ** variables
+    volume = power_of_radius / math.gamma(variables / 2 + 1)
     cells_of_ball = volume / np.prod(steps)
     # the factor of the steps with which all sets together have POINTS nodes
     spacing = (SETS * cells_of_ball / POINTS) ** (1 / max(variables, 1))
@@ -357,7 +358,8 @@ def _quasi_random_nodes(number: int, variables: int) -> tuple[Array, Array]:
     """One set of scrambled Sobol points and their negatives, of equal weights."""
     sobol = Sobol(variables, np.random.default_rng([number, variables]))
     uniform = sobol.random(POINTS // (2 * SETS))
-    normal = scipy.special.ndtri(np.clip(uniform, 1e-12, 1 - 1e-12))
+    inside = np.clip(uniform, 1e-12, 1 - 1e-12)  # finite normals
+    normal = scipy.special.ndtri(inside)
     nodes = np.concatenate([normal, -normal])
     weights = np.full(len(nodes), 1 / len(nodes))
     return nodes, weights
@@ -452,22 +454,30 @@ def _along_direction(nodes: _Nodes, k: float, s: Array) -> _DirectionDerivatives
     Scores are √(1 + tk) · root · √(1 + tS) · z, and w = yᵀ(1 + tS)y.
     """
     # In the einsums, p are points, t tokens, v variables and i coordinates of tokens.
-    keys, root, z, a, y, force = nodes
-    unit = k * np.eye(len(z))
-    s_of_scores = s[: len(z), : len(z)]
+    variables = len(nodes.z)
+    keys = nodes.keys
+    a = nodes.a
+    y = nodes.y
+    s_of_scores = s[:variables, :variables]
+    k_unit = k * np.eye(variables)
 
     # p₁, the first derivative of the scores, less its mean under a
-    p_1 = (root @ (unit + s_of_scores) / 2) @ z
+    root_of_p_1 = nodes.root @ (k_unit + s_of_scores) / 2
+    p_1 = root_of_p_1 @ nodes.z
     p_1 -= np.einsum("tp,tp->p", a, p_1)
+
+    # ∂w = 2 yᵀy₁ + yᵀS y with the first derivative y₁ of y
     y_1 = keys @ (a * p_1)
     s_y = s @ y
     first = np.einsum("ip,ip->p", y, 2 * y_1 + s_y)
 
+    # ∂²w = 2 (yᵀy₂ + |y₁|² + 2 y₁ᵀS y) with the second derivative y₂ of y:
     # yᵀy₂ = Σ force · p for the second derivative p = p₁² + p₂ of the scores, with
     # p₂ = root · (k − S)² · z/(−4)
-    root_of_p_2 = root @ (unit - s_of_scores) @ (unit - s_of_scores) / -4
-    y_y_2 = np.einsum("tp,tp->p", force, p_1**2)
-    y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ force, z)
+    k_minus_s = k_unit - s_of_scores
+    root_of_p_2 = nodes.root @ k_minus_s @ k_minus_s / -4
+    y_y_2 = np.einsum("tp,tp->p", nodes.force, p_1**2)
+    y_y_2 += np.einsum("vp,vp->p", root_of_p_2.T @ nodes.force, nodes.z)
     y_1_terms = np.einsum("ip,ip->p", y_1, y_1 + 2 * s_y)
     return _DirectionDerivatives(first=first, second=2 * (y_y_2 + y_1_terms))
 
@@ -549,8 +559,9 @@ def _mean_of_two(share: float, pairs: Sequence[Array], grid: Array) -> Array:
     """
     w = np.exp(grid)
     v = np.add.outer(share * w, (1 - share) * w)  # of each pair, (grid, grid)
+    log_v = np.log(v).ravel()
     amounts = np.array(pairs).reshape(len(pairs), -1)
-    return _on_grid(np.log(v).ravel(), amounts, grid)
+    return _on_grid(log_v, amounts, grid)
 
 
 def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
@@ -565,13 +576,16 @@ def _densities(y: Array, v: Array, amounts: Array) -> tuple[Array, Array]:
     corrections = []
     number_of_batches = 1 + len(y) * len(v) // 2**20  # bounds memory
     for points in np.array_split(y, number_of_batches):
+        # N(y; 0, v) and its derivatives by v, with t = y²/v: (points, variances)
         t = points[:, None] ** 2 / v
         normal = np.exp(-t / 2) / np.sqrt(2 * math.pi * v)
-        by_v = normal * (t - 1) / (2 * v)
-        by_v_twice = normal * (t**2 - 6 * t + 3) / (4 * v**2)
+        first_derivative = normal * (t - 1) / (2 * v)
+        second_derivative = normal * (t**2 - 6 * t + 3) / (4 * v**2)
         densities.append(mass @ normal.T)
-        corrections.append(a @ by_v.T + b @ by_v_twice.T)
-    return np.concatenate(densities, axis=1), np.concatenate(corrections, axis=1)
+        corrections.append(a @ first_derivative.T + b @ second_derivative.T)
+    f = np.concatenate(densities, axis=1)
+    g = np.concatenate(corrections, axis=1)
+    return f, g
 
 
 class Distances(NamedTuple):
@@ -590,7 +604,8 @@ def _first_resolved(y: Array, g: Array, std: float) -> int:
     """
     steps_of_outer = LOG_STEP * y * (y > std / 4)
     outer_mass = np.abs(g[0]) @ steps_of_outer
-    unresolved = np.flatnonzero(_relative_error(g, outer_mass / std) > 0.5)
+    mean_density = outer_mass / std
+    unresolved = np.flatnonzero(_relative_error(g, mean_density) > 0.5)
     if not len(unresolved):
         return 0
     return int(unresolved[-1]) + 1
@@ -648,4 +663,5 @@ def _excess_at_zeros(height: Array) -> Array:
     gap = np.abs(left - right)  # a + b where the sign changes
     safe_gap = np.where(changes_sign, gap, 1.0)
     excess = np.abs(left * right) / safe_gap - gap / 6
-    return np.asarray(np.where(changes_sign, excess, 0.0).sum(axis=1))
+    excess = np.where(changes_sign, excess, 0.0)
+    return np.asarray(excess.sum(axis=1))

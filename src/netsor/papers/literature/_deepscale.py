@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...nn import attention, attention_std, mlp
 from ...programs._program import Program
@@ -377,9 +378,9 @@ def _grid(points: list[_Point], quantity: str, words: str) -> Claim:
         published=(
             f"The formula for the {words} of attention's output holds over their grid."
         ),
-        rule=f"It is within {MAX_RELATIVE_ERROR:.0%} of our law at all its points: T ="
-        f" {TOKENS}, d = {HEAD}, input widths {', '.join(map(str, WIDTHS))}, scores of"
-        " standard deviation up to 0.36.",
+        rule=f"It is within {percent(MAX_RELATIVE_ERROR)} of our law at all its points:"
+        f" T = {TOKENS}, d = {HEAD}, input widths {', '.join(map(str, WIDTHS))}, scores"
+        " of standard deviation up to 0.36.",
         ours=f"Published over ours, farthest off: {ratios[worst]} (width {point.width},"
         f" correlation {point.correlation:.2f}, variance of scores {point.score:.2g}),"
         f" of {len(ratios)} points.",
@@ -404,8 +405,8 @@ def _beyond(numbers: Numbers, tokens: int, score: float, words: str) -> Claim:
     published = attention_formula(tokens, width=math.inf, score=score, r=0.0).variance
     return Claim(
         published=f"The formula for the variance of attention's output, {words}.",
-        rule=f"It is within {MAX_RELATIVE_ERROR:.0%} of the exact variance of {tokens}"
-        f" independent tokens, scores of variance {score:g}.",
+        rule=f"It is within {percent(MAX_RELATIVE_ERROR)} of the exact variance of"
+        f" {tokens} independent tokens, scores of variance {score:g}.",
         ours=f"Published {published:.4g}, exact {exact.value:.4g} ± {exact.error:.0e}:"
         f" {published / exact.value:.2f} times.",
         verdict=extrapolate(within(published, exact, MAX_RELATIVE_ERROR)),
@@ -437,9 +438,9 @@ def _backward(numbers: Numbers, score: float, words: str) -> Claim:
             f" {words}."
         ),
         rule=(
-            f"It is within {MAX_GRADIENT_ERROR:.1%} of our law, the 99th percentile of"
-            f" the errors that they publish (T = {TOKENS}, d = {HEAD}, width"
-            f" {BACKWARD_WIDTH}, scores of variance {score:.2g})."
+            f"It is within {percent(MAX_GRADIENT_ERROR, 1)} of our law, the 99th"
+            f" percentile of the errors that they publish (T = {TOKENS}, d = {HEAD},"
+            f" width {BACKWARD_WIDTH}, scores of variance {score:.2g})."
         ),
         ours=f"Published over ours: {gradient_ratio}. The formula has the path through"
         " values alone, and flat attention: with the exact weights that path is"
@@ -502,9 +503,9 @@ def _stack(numbers: Numbers, score: float) -> Claim:
             f" scores of variance {score:g}."
         ),
         rule=(
-            f"After {DEPTH} blocks the variance is within {MAX_RELATIVE_ERROR:.0%} of"
-            f" our law, and the correlation within 0.05 in all of them (T = {LENGTH},"
-            f" width {HEADS * HEAD}, {HEADS} heads)."
+            f"After {DEPTH} blocks the variance is within {percent(MAX_RELATIVE_ERROR)}"
+            f" of our law, and the correlation within 0.05 in all of them (T ="
+            f" {LENGTH}, width {HEADS * HEAD}, {HEADS} heads)."
         ),
         ours=(
             f"Variance: published {published_variance:.2f}, ours {variance}."

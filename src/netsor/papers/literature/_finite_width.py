@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...programs._program import Program
 from ...report._mpl_style import BLUE, GREEN, GREY, MARK_OF, VERMILLION, new
@@ -136,7 +137,7 @@ def _diagonal(numbers: Numbers) -> Claim:
             " diagonal."
         ),
         rule=(
-            f"Its mean is within {MEAN_RTOL:.0%} of the limit at widths from"
+            f"Its mean is within {percent(MEAN_RTOL)} of the limit at widths from"
             f" {WIDTHS[0]}, with {DEPTHS[0]} and {DEEP} hidden layers."
         ),
         ours=f"Over the limit, farthest off: {means[worst]} (depth {worst_depth}, width"
@@ -171,7 +172,7 @@ def _off_diagonal(numbers: Numbers) -> Claim:
             f" networks from n = {STATED} on."
         ),
         rule=f"For orthogonal inputs, depth {DEEP}, the mean at n = {STATED} is within"
-        f" {MEAN_RTOL:.0%} of 1 + c/n, c from n = {wide[0]} to {wide[-1]}.",
+        f" {percent(MEAN_RTOL)} of 1 + c/n, c from n = {wide[0]} to {wide[-1]}.",
         ours=(
             f"Over the limit: 1 + c/n is {predicted}, exact {exact}; c = {coefficient}."
         ),
@@ -212,11 +213,11 @@ def _variance(numbers: Numbers, depth: int) -> Claim:
             f"So it does for the variance of the kernel on its diagonal: {depth} hidden"
             " layers."
         ),
-        rule=f"n Var Θ/Θ_∞² at n = {STATED} is within {VARIANCE_RTOL:.0%} of its limit,"
-        f" {limit:.2f} by our derivation.",
+        rule=f"n Var Θ/Θ_∞² at n = {STATED} is within {percent(VARIANCE_RTOL)} of its"
+        f" limit, {limit:.2f} by our derivation.",
         ours=(
-            f"{listed}. At n = {STATED} the first order is {1 - 1 / ratio.value:.0%}"
-            " too small."
+            f"{listed}. At n = {STATED} the first order is"
+            f" {percent(1 - 1 / ratio.value)} too small."
         ),
         verdict=extrapolate(near(ratio, 1.0, VARIANCE_RTOL)),
     )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...programs._program import Program
 from ...report._mpl_style import BLUE, GREY, MARK_OF, ORANGE, VERMILLION, new
@@ -347,8 +348,8 @@ def _product(numbers: Numbers) -> Claim:
     return Claim(
         published="The code's product of two norms, ‖J‖ ‖J A X‖, stands for the norm of"
         " ∂X_L/∂W_l, to avoid a Kronecker product.",
-        rule=f"Their growths per layer are within {NORM_RTOL:.0%} of each other at all"
-        " lengths, with the outlier.",
+        rule=f"Their growths per layer are within {percent(NORM_RTOL)} of each other at"
+        " all lengths, with the outlier.",
         ours=(
             f"The product's growth over that of the norm: {_listed(ratios)}. The norm"
             f" grows {_listed(norms)} per layer. The product has the Jacobian twice,"

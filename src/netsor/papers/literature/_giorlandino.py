@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._validate import percent
 from ...laws import Estimate
 from ...laws._estimate import student
 from ...nn import attention_std
@@ -387,7 +388,7 @@ def _gradient(numbers: Numbers, dropout: float) -> Claim:
             f" and our law {setting}."
         ),
         rule=(
-            f"It is within {GRADIENT_RTOL:.0%} of our law of {longest} tokens, d ="
+            f"It is within {percent(GRADIENT_RTOL)} of our law of {longest} tokens, d ="
             f" {HEAD}, at β above 1."
         ),
         ours=f"Theirs and ours, in units of 10⁻⁶: {'; '.join(listed)}.",

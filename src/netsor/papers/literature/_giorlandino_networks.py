@@ -89,11 +89,8 @@ def _cosine(x: ns.Vector) -> ns.Scalar:
 
 
 def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Program:
-    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling.
-
-    The labels are the input itself. Logits are small, so the loss is taken to first
-    order: −⟨e_t − ē, z⟩ for a token of id t, with ē the mean of all words. What is left
-    out is, to second order, along z, and the layer norm before it removes that.
+    """|∂L/∂W_Q|² of one layer for the loss of masked language modelling, whose labels
+    are the input itself.
     """
     query_std = _query_std(beta, tokens)
     words = Embedding(ids(tokens), width, std=WORD_STD)
@@ -121,19 +118,29 @@ def query_gradient(tokens: int, beta: float, width: int, dropout: float) -> Prog
     # the head before the logits
     head = ns.weight(width, width, std=HEAD_STD * math.sqrt(width))
     z = ns.layer_norm(ns.relu(head @ x))
+    return Program(ns.grad_norm(_first_order_loss(words, z, width), query))
 
-    # ē: words that do not occur are part of the mean only
+
+def _first_order_loss(words: Embedding, z: ns.Vector, width: int) -> ns.Scalar:
+    """The mean of −⟨e_t − ē, z_t⟩ over the tokens, where e_t is the word of token t and
+    ē is the mean of all words.
+
+    This is the cross-entropy of the logits ⟨e, z_t⟩ to first order in them, without
+    its constant: they are small. The terms of second order are along z, and the layer
+    norm before it removes that.
+    """
+    tokens = z.size
+
+    # words that do not occur are part of the mean only
     absent = VOCABULARY_SIZE - len(words.known)
     absent_variance = WORD_STD**2 * absent / VOCABULARY_SIZE**2
     absent_words = ns.gaussian(width, cov=absent_variance)
     mean_word = words.vectors.sum(0) / VOCABULARY_SIZE + absent_words
 
-    # −Σ_t ⟨e_t − ē, z_t⟩/tokens: the coordinates of the products are summed by an inner
-    # product with (1, …, 1)
+    # an inner product with (1, …, 1) sums over coordinates
     products = ((words() - mean_word) * z).sum(0).reshape(1)
     ones = ns.ones(width).reshape(1)
-    loss = -(width / tokens) * ns.mean_dot(products, ones)[0, 0]
-    return Program(ns.grad_norm(loss, query))
+    return -(width / tokens) * ns.mean_dot(products, ones)[0, 0]
 
 
 def dropped(x: ns.Vector, share: float) -> ns.Vector:

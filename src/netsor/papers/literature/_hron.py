@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._validate import percent
 from ...language import (
     Width,
     data,
@@ -271,8 +272,8 @@ def _plain(numbers: Numbers) -> Claim:
             " (Σ_jk K_jk²) K and the tangent kernel 4 times that."
         ),
         rule=(
-            f"Both are within {CLOSE:.0%} of ours, by four errors: the mean variance of"
-            " an output, and the tangent kernel of the first word."
+            f"Both are within {percent(CLOSE)} of ours, by four errors: the mean"
+            " variance of an output, and the tangent kernel of the first word."
         ),
         ours=(
             f"{closed:.3f}, ours {ours.value:.3f} ± {ours.error:.2g}; {4 * closed:.2f},"
@@ -310,7 +311,7 @@ def _stand_in(numbers: Numbers) -> Claim:
             " weights, without a statement on how near that is."
         ),
         rule="The variance of the first word, and its tangent kernel, are within"
-        f" {SHARE:.0%} of those with scores over √d, by four errors.",
+        f" {percent(SHARE)} of those with scores over √d, by four errors.",
         ours=(
             f"Variance, {'; '.join(listed)}. Tangent kernel at 1: {tied_tangent:.4f},"
             f" ours {tangent.value:.4f} ± {tangent.error:.0e}."

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ..._validate import percent
 from ...laws import Estimate
 from ...report._mpl_style import BLUE, GREEN, GREY, MARK_OF, VERMILLION, new
 from ...studies import Arrays, slope_of
@@ -218,7 +219,7 @@ def _large(numbers: Numbers) -> Claim:
         published="Weight decay can be dropped: at any rate.",
         rule=(
             f"At η = {LARGE_RATE:g} and λ = {LARGE_DECAY:g} it changes a step by less"
-            f" than {CHANGE_MAX:.0%} of the step. The statement is of first order."
+            f" than {percent(CHANGE_MAX)} of the step. The statement is of first order."
         ),
         ours=f"{change} of the step, as if the rate were"
         f" {1 / (1 - LARGE_RATE * LARGE_DECAY):.3f} times as large.",

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...programs._program import Program
 from ...report._mpl_style import BLACK, BLUE, GREY, MARK_OF, VERMILLION, new
@@ -201,7 +202,7 @@ def _limit(numbers: Numbers, network: str, words: str, stated: bool) -> Claim:
     return Claim(
         published="The best rate of one step converges to a constant, m yᵀKy/(L |Ky|²),"
         f" {words}.",
-        rule=f"Its mean at width 10⁶ is within {LIMIT_RTOL:.0%} of that.",
+        rule=f"Its mean at width 10⁶ is within {percent(LIMIT_RTOL)} of that.",
         ours=f"Over the constant: {rate} at 10⁶, {exact:.12g} at infinite width.",
         verdict=extrapolate(verdict, stated=stated),
     )
@@ -258,8 +259,8 @@ def _change(numbers: Numbers) -> Claim:
         ours=(
             f"{exponent}. √n times the mean distance: {listed}; the error is"
             f" {error:.1g}. The mean over {NETWORKS} networks fluctuates: in"
-            f" {share_below:.0%} of cases its distance at {4 * CHANGE:,} is below a"
-            f" quarter of that at {CHANGE:,}, where a half is expected."
+            f" {percent(share_below)} of cases its distance at {4 * CHANGE:,} is below"
+            f" a quarter of that at {CHANGE:,}, where a half is expected."
         ),
         verdict=decide_below(exponent, -0.5 - EXPONENT_ATOL),
     )
@@ -279,11 +280,11 @@ def _random(numbers: Numbers) -> Claim:
             " converges to a constant."
         ),
         rule=(
-            f"Its standard deviation at infinite width is below {CONSTANT_RTOL:.0%} of"
-            " its mean."
+            f"Its standard deviation at infinite width is below"
+            f" {percent(CONSTANT_RTOL)} of its mean."
         ),
         ours=f"The limit is random: standard deviation {100 * relative.value:.1f} ±"
-        f" {100 * relative.error:.1f} % of the mean, 5 % of networks below {low:.3f}"
+        f" {percent(relative.error, 1)} of the mean, 5 % of networks below {low:.3f}"
         f" and 5 % above {high:.3f} of the rate for uniform attention.",
         verdict=extrapolate(decide_below(relative, CONSTANT_RTOL)),
     )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._validate import percent
 from ...language import Width, dot, gaussian, grad_norm, mean_dot, softmax, weight
 from ...laws import Estimate
 from ...programs._decorator import program
@@ -233,8 +234,8 @@ def _formula(numbers: Numbers, name: str, cosine: float) -> Claim:
     return Claim(
         published=f"{formula}, from the assumption of uniform attention, {tokens}.",
         rule=(
-            f"The formula is within {SHARE:.0%} of the exact mean over initialisations,"
-            " by four standard errors."
+            f"The formula is within {percent(SHARE)} of the exact mean over"
+            " initialisations, by four standard errors."
         ),
         ours=f"Exact over formula: {'; '.join(listed)}.",
         verdict=extrapolate(verdict, stated=is_collapsed),

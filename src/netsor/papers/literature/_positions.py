@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...nn import Rotary, block, mlp
 from ...nn import attention as attention_layer
@@ -396,7 +397,7 @@ def _ends(numbers: Numbers) -> Claim:
             ratio = summary[quantity]
             verdicts.append(decide_below(Estimate(-ratio.value, ratio.error), -bound))
         shown = [summary[part] for part in ("first", "middle half", "last")]
-        lines.append(f"{name}: {', '.join(f'{share.value:.2%}' for share in shown)}")
+        lines.append(f"{name}: {', '.join(percent(share.value, 2) for share in shown)}")
     return Claim(
         published=(
             "The U-shape is present at initialisation: a tail at the start, and an"
@@ -449,7 +450,7 @@ def _rotary(numbers: Numbers) -> Claim:
         published="The U-shape is identical with or without RoPE.",
         rule=(
             "In Qwen2, shares of the first token, the middle half and the last with"
-            f" rotary positions are within {ROTARY_RTOL:.0%} of those without."
+            f" rotary positions are within {percent(ROTARY_RTOL)} of those without."
         ),
         ours=f"Ratios: {', '.join(lines)}.",
         verdict=combine(*verdicts),
@@ -468,7 +469,7 @@ def _dead_zone(numbers: Numbers) -> Claim:
         deep = DEPTHS[3]
         ratio = Estimate(middles[deep] / middles[shallow], 0.0)
         verdicts.append(decide_below(ratio, DEAD_RATIO))
-        listed = ", ".join(f"{share:.3%}" for share in middles.values())
+        listed = ", ".join(percent(share, 3) for share in middles.values())
         lines.append(f"{model} {listed}")
     return Claim(
         published=(
@@ -501,7 +502,7 @@ def _cesaro(numbers: Numbers) -> Claim:
         ),
         rule=(
             f"At {CESARO_TOKENS} tokens the last row of M^H is within"
-            f" {CESARO_RTOL:.0%} of it for H = {CESARO_POWERS[0]} to"
+            f" {percent(CESARO_RTOL)} of it for H = {CESARO_POWERS[0]} to"
             f" {CESARO_POWERS[-1]}, at x = {', '.join(map(str, CESARO_AT))}."
         ),
         ours=f"The largest relative difference is {worst.value:.4f}.",

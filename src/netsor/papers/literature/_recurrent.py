@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ... import language as ns
+from ..._validate import percent
 from ...laws import Estimate
 from ...laws._compare import kl
 from ...nn import gated_delta, linear_attention, mamba2, retention
@@ -353,7 +354,7 @@ def _densities(numbers: Numbers) -> Claim:
         ),
         rule=(
             "The largest distance of the densities of draws from the closed form is"
-            f" below {DENSITY_RTOL:.0%} of the peak."
+            f" below {percent(DENSITY_RTOL)} of the peak."
         ),
         ours=f"{'; '.join(lines)} of the peak.",
         verdict=combine(*verdicts),
@@ -377,7 +378,7 @@ def _variances(numbers: Numbers) -> Claim:
             " polynomial in 1/n, and that of Mamba-2 in the limit a product of"
             " integrals."
         ),
-        rule=f"Draws are within {VARIANCE_RTOL:.0%} of them at every width.",
+        rule=f"Draws are within {percent(VARIANCE_RTOL)} of them at every width.",
         ours=(
             f"Farthest off: {ratios[kind, width]} ({TITLES[kind]}, n = {width});"
             f" linear attention has {closed_variance('linear', WIDTHS[0]):.4f} at"
@@ -475,9 +476,10 @@ def draw(numbers: Numbers) -> Any:
         for width, colour, density in zip(
             WIDTHS, colours, arrays["density"], strict=False
         ):
-            axes.plot(arrays["y"], density, color=colour, label=f"n = {width:,}")
+            style = {"color": colour, "ls": DOTTED, "label": f"n = {width:,}"}
+            axes.plot(arrays["y"], density, zorder=3, **style)
         limit = arrays["density"][-1]
-        axes.plot(arrays["y"], limit, color=LIMIT, ls=DOTTED, label="n = ∞")
+        axes.plot(arrays["y"], limit, color=LIMIT, lw=1.0, label="limit")
         axes.set(title=TITLES[kind], yscale="log", xlabel="output y", ylabel="density")
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5)

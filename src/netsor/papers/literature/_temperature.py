@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import scipy
 
+from ..._validate import percent
 from ...laws import Estimate
 from ...nn import attention_std
 from ...report._mpl_style import (
@@ -271,8 +272,8 @@ def _threshold(numbers: Numbers, label: str, words: str, stated: bool) -> Claim:
     return Claim(
         published=f"A token keeps its own weight above β = log T/(1 − ρ): {words}.",
         rule=(
-            f"The β at which the mean of A_ii is one half is within {SCALE_RTOL:.0%} of"
-            " that at every length."
+            f"The β at which the mean of A_ii is one half is within"
+            f" {percent(SCALE_RTOL)} of that at every length."
         ),
         ours=f"Exact over published: {listed}.",
         verdict=extrapolate(verdict, stated=stated),

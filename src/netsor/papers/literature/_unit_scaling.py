@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ..._validate import percent
 from ...laws import Estimate
 from ...nn import attention_std
 from ...report._mpl_style import (
@@ -171,7 +172,7 @@ def _grid(numbers: Numbers, label: str, words: str) -> Claim:
             f"Outside at {verdicts.count(DISAGREES)} of {len(points)} points. Farthest"
             f" off at s = {worst.tokens}, d = {worst.head_dim}, mult = {worst.mult:g}:"
             f" fitted {fit:.5g}, exact {exact.value:.5g} ± {exact.error:.0e},"
-            f" {abs(excess):.0%} {side}; scaled, the output has"
+            f" {percent(abs(excess))} {side}; scaled, the output has"
             f" {worst.scaled.value:.3f} where 1 is meant."
         ),
         verdict=combine(*verdicts),

@@ -604,11 +604,9 @@ def draw_atlas(numbers: Numbers) -> Any:
     alone = [row["cosine_without_positions"] for row in rows]
     axes.plot(alone, heights, "D", ms=3, color=VERMILLION, label="without positions")
     axes.set_yticks(heights, [row["model"] for row in rows])
-    axes.set(
-        title="Positions make most of GPT-2's common direction",
-        xlabel="cosine of two contexts of four words",
-    )
+    axes.set(xlabel="cosine of two contexts of four words")
     axes.legend()
+    figure.suptitle("Positions make most of GPT-2's common direction", size=8)
     return figure
 
 

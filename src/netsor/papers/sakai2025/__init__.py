@@ -32,8 +32,8 @@ def reproduce(
 ) -> Finished:
     """Recompute the paper's figures and check its claims, as `netsor reproduce` does.
 
-    The result is a folder with the figures, their data and a report. Trials are kept
-    there as they finish, and an interrupted run resumes where it stopped.
+    The result is a folder with the figures, their data and a report. Finished trials
+    are kept there, and an interrupted run resumes where it stopped.
 
     Parameters
     ----------

@@ -246,7 +246,7 @@ CLAIMS = [
         text="At width 256 the density matches the limit, for one head and for 256.",
         rule=(
             "KL is below 0.001 for both (by Pinsker, no event's probability is off by"
-            " more than 2.3%), and the closed-form limit of one head matches samples"
+            " more than 2.3 %), and the closed-form limit of one head matches samples"
             " from the infinite-width engine (test level 1e-6)."
         ),
         figures=("2b", "heads"),
@@ -261,9 +261,9 @@ CLAIMS = [
         rule=(
             "KL to the Gaussian falls with each doubling of the heads from 1 to 256"
             " (with --estimator paper, from 1 to 256 in one step). The variances of the"
-            " limits agree with the Gaussian's within 0.1%, and those at width 256 with"
-            " each other within 2%. The closed-form limit of one head matches samples"
-            " from the infinite-width engine (test level 1e-6)."
+            " limits agree with the Gaussian's within 0.1 %, and those at width 256"
+            " with each other within 2 %. The closed-form limit of one head matches"
+            " samples from the infinite-width engine (test level 1e-6)."
         ),
         figures=("2b", "heads"),
         measured_in="heads",
@@ -273,7 +273,7 @@ CLAIMS = [
         text="Low-rank attention with heads of dimension 64 has the same limit.",
         rule=(
             "KL is below 0.005 for every number of heads (no event's probability is off"
-            " by more than 5%), and the closed-form limits match samples from the"
+            " by more than 5 %), and the closed-form limits match samples from the"
             " infinite-width engine (test level 1e-6)."
         ),
         figures=("3a", "3b"),

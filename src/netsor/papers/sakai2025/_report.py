@@ -48,15 +48,17 @@ APART_NOTE = (
     " 1e-6 that also compares them with the limit."
 )
 FIGURE_NOTE = (
-    "Densities: dotted lines are finite widths, solid lines their limits, black lines"
-    " infinitely many heads. The lower panels show the difference from the limit, with"
-    " kernel estimates of the first trial as thin lines. Divergences: our estimates"
-    " have standard errors; the paper's are a faint dot for each trial, with mean and"
-    " standard deviation. The data of figure 1a are in 1a.csv, and so on."
+    "Densities: dotted lines are finite widths, darker as they grow; solid blue lines"
+    " are their limits, black lines infinitely many heads. The lower panels show the"
+    " difference from the limit, with kernel estimates of the first trial as thin"
+    " lines. Divergences: our estimates have standard errors; the paper's are a faint"
+    " dot for each trial, with mean and standard deviation. The data of figure 1a are"
+    " in 1a.csv, and so on."
 )
 BOTH = (
     "The paper estimates KL from kernel estimates of two samples, which adds a floor:"
-    " the dashed grey line is what that estimator gives for the limit against itself."
+    " the dotted horizontal line is what that estimator gives for the limit against"
+    " itself."
     " Ours averages exact conditional densities over replicas that share their random"
     " numbers with the limit, so it still falls where the paper's is flat."
 )
@@ -241,9 +243,9 @@ def _kl_by_width(name: str, divergences: Divergences) -> str:
     last_slope = divergences.last_slope
     if slope is not None and last_slope is not None:
         text += (
-            f"; it changes like n^{slope.value:.2f} over all widths and"
-            f" n^{last_slope.value:.2f} at the end"
-        )
+            f"; the slope of log KL against log n is {slope.value:.2f} over all widths"
+            f" and {last_slope.value:.2f} at the end"
+        ).replace("-", "−")
     return text + "."
 
 

@@ -257,7 +257,7 @@ def _subject(
         if isinstance(model, Program):
             return ProgramModel(model, dict(sizes))
         if is_function(model) or makes_jax_model(model):
-            program, *longer = _networks(model, ids, tokens)
+            program, *longer = _programs_of_model(model, ids, tokens)
             return ProgramModel(program, widths={}, longer=longer, ids=ids)
         if isinstance(model, Transformer | ProgramModel):
             return model
@@ -268,16 +268,16 @@ def _subject(
         raise
 
 
-def _networks(model: Any, ids: Any, tokens: Any) -> list[Program]:
-    """The networks that a model of PyTorch or JAX is, at each number of tokens."""
+def _programs_of_model(model: Any, ids: Any, tokens: Any) -> list[Program]:
+    """A model of PyTorch or JAX as a program for each number of tokens."""
     if makes_jax_model(model):
-        from ...jax._network import networks as networks_of_jax
+        from ...jax import _network as network_of_jax
         from ...reader._network import lengths_of
 
-        return networks_of_jax(model, ids, lengths_of(ids, tokens))
-    from ...torch._network import networks
+        return network_of_jax.networks(model, ids, lengths_of(ids, tokens))
+    from ...torch import _network as network_of_torch
 
-    return networks(model, ids, tokens)
+    return network_of_torch.networks(model, ids, tokens)
 
 
 def _described(model: Any, ids: Any, tokens: Any) -> Transformer | ProgramModel:

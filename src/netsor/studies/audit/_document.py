@@ -330,7 +330,11 @@ def _finding_items(audit: LengthResult) -> list[doc.Item]:
 
 
 def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
-    """The line of a rule; if it flags the model, with its advice."""
+    """The line of a rule; if it flags the model, with its advice.
+
+    An audit has one result for each number of tokens, in `audit.lengths`; the result of
+    a single number of tokens has itself there.
+    """
     if finding.verdict == OK:
         text = f"{finding.brief} (flagged\N{NO-BREAK SPACE}{finding.limit_text})"
         return doc.Item(status=finding.verdict, name=finding.name, text=text, more=[])
@@ -341,13 +345,14 @@ def _finding_item(audit: LengthResult, finding: Finding) -> doc.Item:
     if finding.verdict == FLAG:
         if finding.advice:
             details.append(finding.advice)
-        ok_lengths = []
-        for result in audit.lengths:
-            if result.finding(finding.name).verdict == OK:
-                ok_lengths.append(f"{result.tokens:,}")
-        if ok_lengths:
+        tokens_if_ok = [
+            f"{result.tokens:,}"
+            for result in audit.lengths
+            if result.finding(finding.name).verdict == OK
+        ]
+        if tokens_if_ok:
             details.append(
-                f"It is ok at {join_words(ok_lengths)} tokens: audit the length you"
+                f"It is ok at {join_words(tokens_if_ok)} tokens: audit the length you"
                 " train on."
             )
     return doc.Item(status=finding.verdict, name=finding.name, text=text, more=details)

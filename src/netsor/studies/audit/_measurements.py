@@ -228,7 +228,7 @@ class LengthResult(Mapping[str, Band]):
         if tokens not in lengths:
             measured = ", ".join(map(str, lengths))
             raise ValueError(
-                f"tokens={tokens} was not measured of {self.model.name}; measured:"
+                f"tokens={tokens} was not measured for {self.model.name}; measured:"
                 f" {measured}"
             )
         return lengths[tokens]

@@ -117,7 +117,7 @@ class AuditResult(TableResult):
             for finding in map(audit.finding, names):
                 if finding.verdict == NOT_APPLICABLE:
                     raise ValueError(
-                        f"{finding.name} is not measured of {audit.model.name}:"
+                        f"{finding.name} was not measured for {audit.model.name}:"
                         f" {finding.measured}"
                     )
                 if finding.verdict != OK:

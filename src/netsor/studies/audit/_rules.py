@@ -319,9 +319,11 @@ def _branches(inputs: RuleInput, rule: Rule) -> Finding:
     else:
         weaker = "the MLP"
         share = 1 - of_attention
+    first_mlp = 100 * np.median(mlp[:, 0])
+    first_attention = 100 * np.median(attention[:, 0])
     text = (
-        f"after block 1 the stream is {np.median(mlp[:, 0]):.0%} MLP output,"
-        f" {np.median(attention[:, 0]):.0%} attention output; in block {worst + 1}"
+        f"after block 1 the stream is {first_mlp:.0f} % MLP output,"
+        f" {first_attention:.0f} % attention output; in block {worst + 1}"
         f" {weaker} contributes {100 * np.median(share[:, worst]):.2g} % of the update"
     )
     return rule.compared(text, below, share[:, worst])

@@ -113,7 +113,7 @@ def coord_check(
         base of the rule.
     ids : sequence of int, optional
         The tokens of the batch, by default random ones. Unless you give `targets`, the
-        target of each is the next.
+        target of each token is the next one.
     targets : sequence of int, optional
         An id for each of `ids`.
     tokens : int, optional

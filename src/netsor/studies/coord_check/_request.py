@@ -393,14 +393,12 @@ class CheckCase(TrainingCase):
         """
         if self.model is not None:
             return self._network_of_model(self.model)
-        built = call_build(self.program_request.model, self.width)
-        if isinstance(built, tuple):
+        program = call_build(self.program_request.model, self.width)
+        rates = self.program_request.lr
+        if isinstance(program, tuple) and len(program) == 2:
             # a PyTorch or JAX model, with the learning rates of its optimiser at this
             # width, or one for all
-            program, rates = built
-        else:
-            program = built
-            rates = self.program_request.lr
+            program, rates = program
         if not isinstance(program, Program):
             allowed = (
                 f"a function of the width that returns a Program, not {shown(program)}"

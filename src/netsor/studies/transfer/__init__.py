@@ -68,15 +68,15 @@ def transfer(
     model : str, pathlib.Path, mapping, Transformer, configuration or callable
         Anything that `ns.models.read` takes, or a `Transformer`; or a function of the
         width that returns a `Program` whose output is the loss, or a PyTorch module
-        with logits. PyTorch trains a module itself.
+        with logits. A module is trained in PyTorch.
     widths : sequence of float, optional
         Of the stream; 64, 256 and 1024 by default. With a function you may also pass
         `inf`; it then receives an `ns.Width`.
     lr : sequence of float, optional
         Three learning rates or more. For a model they are those at its own width, which
         the parametrisation scales; for a function they multiply those of the optimiser.
-        By default each width has its own, a factor of 2 apart: seven, and four more at
-        an end as long as the best one is not well inside.
+        By default each width has its own grid of seven, a factor of 2 apart; four more
+        are added at an end until the best one is well inside.
     optimiser : str, Optimiser or mapping
         "sgd", "muon", "adam" or "lion", as in `ns.coord_check` over several steps. For
         a function also what `ns.train` takes; a name then has the learning rate 1. For

@@ -396,22 +396,27 @@ def _label_of_minor_tick(x: float, position: int) -> str:
 def _draw_curve(axes: Any, curve: Curve, top: float, style: dict[str, Any]) -> Any:
     """Draw the losses with their errors, and the best rate; return the line.
 
-    `top` is the upper end of the axis: of the losses above it, behind the lowest, only
-    the first is drawn.
+    `top` is the upper end of the axis. Rates above that of the lowest loss are drawn up
+    to the first whose loss is above the axis.
     """
     lowest = int(np.argmin(curve.loss))
-    diverging = [k for k in np.flatnonzero(curve.loss > top) if k >= lowest]
-    end = diverging[0] + 1 if diverging else len(curve.loss)
-    shown = slice(end)
+    above_axis = np.flatnonzero(curve.loss[lowest:] > top)
+    shown = slice(len(curve.loss))
+    if len(above_axis):
+        shown = slice(lowest + above_axis[0] + 1)
     lr = curve.lr[shown]
-    error = curve.error[shown]
     loss = np.minimum(curve.loss[shown], ABOVE_TOP * top)
     (line,) = axes.plot(lr, loss, ms=2.5, **style)
+
+    # two errors of the log loss to each side
+    error = curve.error[shown]
     low = loss * np.exp(-2 * error)
     high = loss * np.exp(2 * np.minimum(error, LARGEST_ERROR))
     axes.fill_between(lr, low, high, color=style["color"], alpha=0.15, lw=0)
-    best = curve.best.lr
-    axes.plot(best, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
+
+    # the best rate, which may lie between two points, at the height of the lowest
+    best_lr = curve.best.lr
+    axes.plot(best_lr, loss.min(), ms=7, markeredgecolor="black", ls="", **style)
     return line
 
 

@@ -18,7 +18,6 @@ import torch
 from ..._validate import ArgumentError, also_spelled, one_of, whole
 from ...maximal_update._derive import (
     DRAWS,
-    FEWEST_DRAWS,
     TOO_FEW,
     WIDTHS,
     derive,
@@ -26,6 +25,7 @@ from ...maximal_update._derive import (
     validated_splits,
     validated_widths,
 )
+from ...maximal_update._measurement import FEWEST_DRAWS
 from ...maximal_update._own_optimiser import OwnOptimiser
 from ...maximal_update._results import DerivedRule
 from ...maximal_update._rules import ScalingRule
@@ -33,6 +33,7 @@ from ...reader._graph import UnsupportedError
 from ._depth import TorchDepths
 from ._measure import Graphs, TorchSubject
 from ._optimisers import FAMILIES, Family
+from ._own_updates import OwnUpdate, orthogonalised, own_updates
 from ._rows import rows_unlike_others
 
 __all__ = ["parametrise"]
@@ -71,9 +72,10 @@ def parametrise(
     optimiser : str or callable
         "adamw", "adam", "sgd", "lion", "sign", "muon" (with AdamW for all but
         matrices), "adamh" or "muonh" (matrices of a fixed Frobenius norm). Or a
-        function of the module that returns its AdamW, Adam or SGD with your own groups:
-        then `rule.departures` lists what is not maximal in them and in the module. You
-        can also write `optimizer`.
+        function of the module that returns its AdamW, Adam or SGD with your own groups,
+        or an optimiser of any class that mixes Muon and Adam: then `rule.departures`
+        lists what is not maximal in them and in the module. You can also write
+        `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     depths : sequence of int, optional
@@ -146,6 +148,7 @@ def parametrise(
             " parameters of their own"
         )
     subject = replace(subject, unlike_rows=rows)
+    _check_matrices(subject)
     return derive(
         subject,
         Graphs(subject),
@@ -163,15 +166,51 @@ def _family(build: Callable[..., Any], optimiser: Any, size: tuple[int, ...]) ->
     if isinstance(optimiser, str) or not callable(optimiser):
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
         return FAMILIES[optimiser]
-    instance = optimiser(build(*size))
+    module = build(*size)
+    instance = optimiser(module)
     for name, of_torch in CLASSES.items():
         if type(instance) is of_torch:
             return FAMILIES[name]
+    reason = ""
+    if hasattr(instance, "param_groups") and hasattr(instance, "step"):
+        updates = own_updates(optimiser, module)
+        if orthogonalised(updates) and None not in updates.values():
+            return FAMILIES["muon"]
+        reason = _unlike_a_mixture(updates)
     raise ArgumentError(
         "optimiser",
         type(instance).__name__,
-        "a name, or a function that returns torch.optim.AdamW, Adam or SGD",
+        "a name, or a function that returns torch.optim.AdamW, Adam or SGD, or a class"
+        f" that mixes Muon and Adam{reason}",
     )
+
+
+def _unlike_a_mixture(updates: Mapping[str, OwnUpdate | None]) -> str:
+    """Why an optimiser is no mixture of Muon and Adam, in words for an error."""
+    unknown = [name for name, update in updates.items() if update is None]
+    if unknown:
+        return f" (its first step of {unknown[0]} is that of neither)"
+    return " (it orthogonalises no update: name lion, sign or adamw)"
+
+
+def _check_matrices(subject: TorchSubject) -> None:
+    """Reject a mixture in which Muon moves other parameters than those both of whose
+    axes grow.
+    """
+    make = subject.make
+    if make is None or not subject.family.is_mixed:
+        return
+    module = subject.build(*subject.base)
+    moved_by_muon = orthogonalised(own_updates(make, module))
+    matrices = {*subject.matrices_of_size(subject.base_width)}
+    wrong = sorted(moved_by_muon ^ matrices)
+    if not wrong:
+        return
+    name = wrong[0]
+    remedy = f"with AdamW for {name}, which has an axis that does not grow"
+    if name in matrices:
+        remedy = f"with Muon for {name} too, as for all matrices that grow in both axes"
+    raise ArgumentError("optimiser", type(make(module)).__name__, remedy)
 
 
 def _own_optimiser(subject: TorchSubject, widths: Sequence[int]) -> OwnOptimiser:
@@ -183,6 +222,6 @@ def _own_optimiser(subject: TorchSubject, widths: Sequence[int]) -> OwnOptimiser
         module = subject.new(width, subject.base_depth, subject.seed, ScalingRule())
         settings.append(subject.settings(module))
     optimiser = subject.make(module)
-    arguments = inspect.signature(type(optimiser)).parameters
-    default_decay = arguments["weight_decay"].default
+    decay = inspect.signature(type(optimiser)).parameters.get("weight_decay")
+    default_decay = 0.0 if decay is None else decay.default
     return OwnOptimiser.of(settings, (widths[0], widths[-1]), default_decay)

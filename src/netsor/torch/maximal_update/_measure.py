@@ -34,6 +34,7 @@ from ._batch import Batch, batch_of, logits_in
 from ._emitted_file import source_of
 from ._forward_graph import ForwardGraph, forward_graph
 from ._optimisers import Family
+from ._own_updates import orthogonalised, own_updates
 from ._parameter_names import parameters_of
 from ._prepared import groups_of_rule, placed_scales, prepare
 from ._real_training import Training, functions_of
@@ -73,20 +74,39 @@ class TorchSubject(Subject):
             free=free,
         )
 
+    # of a mixture of the user, by the shapes of the parameters of a module
+    known_rates: dict[Any, dict[str, float]] = field(default_factory=dict)
+
     def given_rates(self, module: Any) -> dict[str, float]:
-        """The learning rates of the optimiser of the user, by names of parameters."""
+        """The learning rates of the optimiser of the user, by names of parameters.
+
+        Those of a mixture are what its first step shows, which includes factors that
+        the class has for shapes.
+        """
+        parameters = parameters_of(module)
         if self.make is None:
-            return dict.fromkeys(parameters_of(module), 1.0)
-        return _of_groups(self.make(module), module, "lr")
+            return dict.fromkeys(parameters, 1.0)
+        if not self.family.is_mixed:
+            return _of_groups(self.make(module), module, "lr")
+        key = tuple(tuple(p.shape) for p in parameters.values())
+        if key not in self.known_rates:
+            updates = own_updates(self.make, module)
+            rates = {name: x.rate for name, x in updates.items() if x is not None}
+            self.known_rates[key] = {name: rates.get(name, 0.0) for name in parameters}
+        return self.known_rates[key]
 
     def settings(self, module: Any) -> Settings:
         """The settings of the optimiser of the user, and the sizes of gradients."""
         optimiser = self.make(module)
         batch = self.batch_for(module)
         batch.loss(logits_in(module(*batch.inputs))).backward()
+        eps = _of_groups(optimiser, module, "eps")
+        if self.family.is_mixed:
+            matrices = orthogonalised(own_updates(self.make, module))
+            eps = {name: x for name, x in eps.items() if name not in matrices}
         return Settings(
             lr=_of_groups(optimiser, module, "lr"),
-            eps=_of_groups(optimiser, module, "eps"),
+            eps=eps,
             weight_decay=_of_groups(optimiser, module, "weight_decay"),
             gradients=_sizes_of_gradients(module),
         )

@@ -1,0 +1,252 @@
+"""The tables of `bench/learning_rates.py`, whose docstring has the protocol:
+
+python bench/learning_rates_tables.py DIR
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import NormalDist
+from typing import NamedTuple
+
+import numpy as np
+from learning_rates import (
+    BY_ITS_UPDATE,
+    DERIVED,
+    ONE_RATE,
+    SEEDS_OF_ROUND,
+    STEP,
+    Key,
+    read,
+)
+from networks import NETWORKS
+from scipy.stats import t as student_t
+
+BOOTSTRAP = 2000  # samples of seeds
+TOLERANCE = 0.1  # of exponents of changes
+
+
+class Best(NamedTuple):
+    """Best rates of one width, as log2: of the mean, and of bootstrap samples."""
+
+    vertex: float
+    on_grid: float
+    is_inside: bool  # whether the smallest loss is within the grid
+    samples: np.ndarray
+    of_medians: float
+    excess: tuple[float, float]  # of the loss at the best rate of the first width
+
+
+def vertices(rates: np.ndarray, losses: np.ndarray) -> np.ndarray:
+    """The vertex of the parabola through the smallest loss and its neighbours, of every
+    row of losses. At an end of the grid it is the end.
+    """
+    best = losses.argmin(axis=1)
+    rows = np.arange(len(losses))
+    middle = np.clip(best, 1, len(rates) - 2)
+    left, centre, right = (losses[rows, middle + k] for k in (-1, 0, 1))
+    curvature = left - 2 * centre + right
+    is_inside = (best == middle) & (curvature > 0)
+    shift = 0.5 * (left - right) / np.where(is_inside, curvature, 1.0)
+    return rates[best] + STEP * np.where(is_inside, shift, 0.0)
+
+
+def best_rates(
+    values: dict[Key, float], network: str, rule: str
+) -> tuple[dict[int, Best], int]:
+    """The best rates of a network by width, and how many seeds all widths have.
+
+    Empty if fewer than two seeds have all rates.
+    """
+    losses: dict[int, dict[int, dict[float, float]]] = {}
+    for (kind, of_network, of_rule, width, seed, rate), value in values.items():
+        if (kind, of_network, of_rule) == ("loss", network, rule):
+            of_width = losses.setdefault(width, {})
+            of_width.setdefault(seed, {})[float(rate)] = value
+    if not losses:
+        return {}, 0
+    seeds = _complete_seeds(list(losses.values()))
+    if len(seeds) < 2:
+        return {}, 0
+    generator = np.random.default_rng(0)
+    chosen = generator.integers(0, len(seeds), (BOOTSTRAP, len(seeds)))
+    found = {}
+    first_best = None
+    for width in sorted(losses):
+        of_width = losses[width]
+        rates = np.array(sorted(of_width[seeds[0]]))
+        table = np.array([[of_width[s][r] for r in rates] for s in seeds])
+        best = best_of(rates, table, chosen, first_best)
+        first_best = best.on_grid if first_best is None else first_best
+        found[width] = best
+    return found, len(seeds)
+
+
+def _complete_seeds(losses: Sequence[dict[int, dict[float, float]]]) -> list[int]:
+    """The seeds that have all rates at all widths, in whole rounds."""
+    complete = []
+    for of_width in losses:
+        rates = {rate for of_seed in of_width.values() for rate in of_seed}
+        complete.append({s for s, x in of_width.items() if len(x) == len(rates)})
+    seeds = sorted(set.intersection(*complete))
+    whole_rounds = len(seeds) // SEEDS_OF_ROUND * SEEDS_OF_ROUND
+    return seeds[: whole_rounds or len(seeds)]
+
+
+def best_of(
+    rates: np.ndarray, table: np.ndarray, chosen: np.ndarray, first_best: float | None
+) -> Best:
+    """The best rate of one width, from losses by seeds and rates.
+
+    `chosen` has the seeds of bootstrap samples, `first_best` the best rate of the
+    first width, or None for that width itself.
+    """
+    mean = table.mean(axis=0, keepdims=True)
+    on_grid = int(mean.argmin())
+    transferred = on_grid
+    if first_best is not None:
+        transferred = int(np.abs(rates - first_best).argmin())
+    extra = table[:, transferred] - table[:, on_grid]
+    medians = np.median(table, axis=0, keepdims=True)
+    return Best(
+        vertex=float(vertices(rates, mean)[0]),
+        on_grid=float(rates[on_grid]),
+        is_inside=0 < on_grid < len(rates) - 1,
+        samples=vertices(rates, table[chosen].mean(axis=1)),
+        of_medians=float(vertices(rates, medians)[0]),
+        excess=(float(extra.mean()), float(extra.std(ddof=1) / math.sqrt(len(extra)))),
+    )
+
+
+class Spread(NamedTuple):
+    """The largest difference of two best rates in grid points, and its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """What the protocol says."""
+        text = "transfers" if self.value <= 1 else "does not transfer"
+        is_decided = self.high <= 1 or self.low > 1
+        return text if is_decided else f"{text}, not decided"
+
+
+def spread_of(best: Sequence[Best]) -> Spread:
+    """The spread of the best rates of all widths."""
+    pairs = list(combinations(best, 2))
+    normal = NormalDist().inv_cdf(1 - 0.05 / 2 / len(pairs))
+    differences, errors = [], []
+    for one, other in pairs:
+        differences.append(abs(one.vertex - other.vertex) / STEP)
+        errors.append((one.samples - other.samples).std() / STEP)
+    sizes, half_widths = np.array(differences), normal * np.array(errors)
+    low = max(0.0, float((sizes - half_widths).max()))
+    return Spread(float(sizes.max()), low, float((sizes + half_widths).max()))
+
+
+def exponents(
+    values: dict[Key, float], network: str
+) -> dict[str, tuple[float, float, float]]:
+    """The exponents of the width of all changes, with 99 % intervals."""
+    changes: dict[str, dict[int, dict[int, float]]] = defaultdict(dict)
+    for (kind, of_network, _, width, seed, path), value in values.items():
+        if (kind, of_network) == ("change", network) and value > 0:
+            changes[path].setdefault(seed, {})[width] = value
+    found = {}
+    for path, of_path in changes.items():
+        count = max(len(of_seed) for of_seed in of_path.values())
+        slopes = []
+        for of_seed in of_path.values():
+            if len(of_seed) == count > 1:
+                widths = np.log2(list(of_seed))
+                slopes.append(np.polyfit(widths, np.log2(list(of_seed.values())), 1)[0])
+        if len(slopes) < 2:
+            continue
+        error = np.std(slopes, ddof=1) / math.sqrt(len(slopes))
+        half_width = student_t.ppf(0.995, len(slopes) - 1) * error
+        mean = float(np.mean(slopes))
+        found[path] = (mean, mean - half_width, mean + half_width)
+    return found
+
+
+def verdict_of_change(low: float, high: float) -> str:
+    """What the protocol says about the interval of an exponent."""
+    if low >= -TOLERANCE and high <= TOLERANCE:
+        return "agrees"
+    is_outside = low > TOLERANCE or high < -TOLERANCE
+    return "disagrees" if is_outside else "undecided"
+
+
+def report(paths: Sequence[Path]) -> str:
+    """All tables, as Markdown."""
+    values = read(paths)
+    networks = [name for name in NETWORKS if any(name == key[1] for key in values)]
+    lines = [*_lines_of_rates(values, networks), ""]
+    lines += [*_lines_of_changes(values, networks)]
+    return "\n".join(lines) + "\n"
+
+
+def _lines_of_rates(values: dict[Key, float], networks: Sequence[str]) -> Iterator[str]:
+    for rule in (DERIVED, ONE_RATE):
+        widths = sorted({x[3] for x in values if x[0] == "loss" and x[2] == rule})
+        if len(widths) < 2:
+            continue
+        columns = [f"{width:,}" for width in widths]
+        yield f"### {rule}: log2 of the best rate ± one standard error"
+        yield ""
+        head = ["network", "seeds", *columns, "spread in grid points", "verdict"]
+        head += ["on the grid", "spread of medians", "loss at the first best rate"]
+        yield "| " + " | ".join(head) + " |"
+        yield "|" + "---|" * len(head)
+        for network in networks:
+            best, seeds = best_rates(values, network, rule)
+            if [*best] == widths:
+                cells = [network, str(seeds), *_cells_of_rates(list(best.values()))]
+                yield "| " + " | ".join(cells) + " |"
+        yield ""
+
+
+def _cells_of_rates(best: Sequence[Best]) -> list[str]:
+    """One row of the table of rates, by widths."""
+    spread = spread_of(best)
+    verdict = "not within the grid"
+    if all(at_width.is_inside for at_width in best):
+        verdict = spread.verdict
+    medians = [at_width.of_medians for at_width in best]
+    extra = [f"{x.excess[0]:+.4f} ± {x.excess[1]:.4f}" for x in best[1:]]
+    return [
+        *[f"{x.vertex:.2f} ± {x.samples.std():.2f}" for x in best],
+        f"{spread.value:.2f} ({spread.low:.2f}, {spread.high:.2f})",
+        verdict,
+        ", ".join(f"{x.on_grid:g}" for x in best),
+        f"{(max(medians) - min(medians)) / STEP:.2f}",
+        ", ".join(extra),
+    ]
+
+
+def _lines_of_changes(
+    values: dict[Key, float], networks: Sequence[str]
+) -> Iterator[str]:
+    yield "### changes of three steps: exponents of the width, with 99 % intervals"
+    yield ""
+    yield "| network | output | exponent | verdict |"
+    yield "|---|---|---|---|"
+    for network in networks:
+        found = exponents(values, network)
+        for path, (mean, low, high) in found.items():
+            verdict = verdict_of_change(low, high)
+            if path + BY_ITS_UPDATE in found:
+                verdict = "not judged"
+            interval = f"{mean:+.3f} ({low:+.3f}, {high:+.3f})"
+            yield f"| {network} | {path} | {interval} | {verdict} |"
+
+
+if __name__ == "__main__":
+    print(report(sorted(Path(sys.argv[1]).glob("*.csv"))), end="")
