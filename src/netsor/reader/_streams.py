@@ -249,7 +249,8 @@ def coordinate_axis(node: Node) -> int:
         x, axes = pending.pop(0)
         for user in x.users:
             if name_of(user) in ON_CHANNELS:
-                return axes[user.meta.get("channel_axis", 1)]
+                channel_axis: int = user.meta.get("channel_axis", 1)
+                return axes[channel_axis]
             if name_of(user) in ON_LAST:
                 return axes[-1]
             if user in seen:
