@@ -237,8 +237,9 @@ class _Runs:
             if module_of(name) == path:
                 changed[node] = before[node]
         for node in graph.every_node:
-            if graph.is_call(node) and any(x in changed for x in node.all_input_nodes):
-                inputs = {x: changed.get(x, after[x]) for x in node.all_input_nodes}
+            arguments = node.all_input_nodes
+            if graph.is_operation(node) and any(x in changed for x in arguments):
+                inputs = {x: changed.get(x, after[x]) for x in arguments}
                 changed[node] = graph.apply(node, inputs)
             if node is end:
                 break
