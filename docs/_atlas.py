@@ -526,9 +526,22 @@ def _index(models: list[dict[str, Any]]) -> str:
         " above 40 billion weights.\n\n`make atlas` measures the models that have no"
         " file yet.\n"
     )
+    closing += _not_measured(models)
     cards = "\n\n".join(_card(model) for model in models)
     cards = f'## Model by model\n\n<div class="grid cards" markdown>\n\n{cards}'
     return f"{text}\n{chr(10).join(rows)}{closing}\n{cards}\n\n</div>\n"
+
+
+def _not_measured(models: list[dict[str, Any]]) -> str:
+    """A paragraph that names the models of the list without a file."""
+    measured = {model["name"] for model in models}
+    missing = [MODELS[name][0] for name in MODELS if name not in measured]
+    if not missing:
+        return ""
+    return (
+        "\nNot measured here, because each takes one to several minutes of processor"
+        f" time: {', '.join(missing)}.\n"
+    )
 
 
 def _flags_by_rule(models: list[dict[str, Any]]) -> str:

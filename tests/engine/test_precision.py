@@ -113,7 +113,7 @@ def test_spread_that_is_lost_is_seen_where_draws_coincide(monkeypatch):
     )
     with pytest.raises(
         ValueError,
-        match=r"draws of an output equal 1, but in double precision only 0 are near",
+        match=r"draws of an output are 1, but in double precision only 0 % are near",
     ):
         net.law(n=8, **SINGLE)
     assert 0 < net.law(n=8, draws=50, progress=False).std() < 1e-7
@@ -202,7 +202,7 @@ def test_atoms_that_rounding_makes_too_frequent_are_refused(monkeypatch):
     )
     with pytest.raises(
         ValueError,
-        match=r"of the draws of an output equal 0, but in double precision only 0",
+        match=r"of the draws of an output are 0, but in double precision only 0 %",
     ):
         change(1e-8).law(n=2, **SINGLE | {"draws": 2000})
 

@@ -11,6 +11,7 @@ torch = pytest.importorskip("torch")
 
 import netsor as ns  # noqa: E402
 from netsor.torch import InitCheck, InitFinding, Parameter  # noqa: E402
+from tests.internals import torch_network  # noqa: E402
 
 from ..command import netsor  # noqa: E402
 
@@ -390,3 +391,11 @@ def test_declared_std_of_0_makes_zeros(mine):
     found = ns.torch.check_init(mine["build"], [3, 7, 1], declared={"head.weight": 0.0})
     assert found.first.where == "head.weight"
     assert "expected 0 in every entry" in found.first.text
+
+
+def test_the_default_ids_leave_out_the_padding():
+    """Its vector is 0, and norms multiply the gradient there by 1/√eps in each block."""
+    padded = torch.nn.Sequential(torch.nn.Embedding(8, 4, padding_idx=3))
+    assert torch_network.token_ids(padded, None, None, 5).tolist() == [[1, 2, 4, 5, 6]]
+    with pytest.raises(ValueError, match=r"at most 6 .*, and ids 0 and 3 are left out"):
+        torch_network.token_ids(padded, None, 7)

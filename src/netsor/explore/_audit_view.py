@@ -444,6 +444,6 @@ def lengths_of_text(text: str) -> tuple[int, ...] | None:
         return tuple(numbers) or None
     except ValueError:
         raise ValueError(
-            f"tokens {text!r} must be a whole number, or several with commas, as"
-            " 16, 128"
+            f"tokens {text!r} must be a whole number, or several with commas,"
+            " such as 16, 128"
         ) from None

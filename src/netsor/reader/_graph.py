@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 import re
+from functools import cache
 from typing import Any, NamedTuple
 
 from .._validate import Shape
@@ -151,7 +152,13 @@ def _line_of(trace: str) -> str:
     outside_torch = [
         (file, number, code)
         for file, number, code in locations
-        if "/torch/" not in file.replace("\\", "/")
+        if is_outside_torch(file)
     ]
     file, number, code = (outside_torch or locations)[-1]
     return f" (at {file}:{number}: {code})"
+
+
+@cache
+def is_outside_torch(file: str) -> bool:
+    """Whether a file of code does not belong to PyTorch."""
+    return "/torch/" not in file.replace("\\", "/")

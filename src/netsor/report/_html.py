@@ -19,10 +19,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ._document import FLAG, NOT_APPLICABLE, OK, UNDECIDED, Document, Figure, Paragraph
-from ._mpl_style import BLUE, GREEN, ORANGE, VERMILLION
+from ._mpl_style import BLUE, COLUMN, GREEN, ORANGE, VERMILLION
 
 Floats = npt.NDArray[np.float64]
 POWER = re.compile(r"(?<=\w)\^(?:\(([^()<>]+)\)|([-−+]?\w+(?:\.\d+)?))")
+POINTS_PER_COLUMN = 72 * COLUMN
 COLOUR_CLASSES = {FLAG: "bad", OK: "good", UNDECIDED: "open", NOT_APPLICABLE: "absent"}
 
 
@@ -77,7 +78,9 @@ def _rendered(
 
 
 def _svg(figure: Figure) -> str:
-    """The picture; letters stay readable on a phone, where wide figures scroll."""
+    """The picture; letters stay readable on a phone, where wide figures scroll, and a
+    figure of two columns is marked as wide.
+    """
     text = figure.svg().decode()
     svg = text[text.index("<svg") :]
     width = re.search(r'width="([\d.]+)pt"', svg)
@@ -85,6 +88,8 @@ def _svg(figure: Figure) -> str:
         return svg
     points = float(width[1])
     style = f'style="min-width: {1.2 * points:.0f}px; max-width: {2.2 * points:.0f}px"'
+    if points > 1.5 * POINTS_PER_COLUMN:
+        style += ' class="wide"'
     return f"{svg[: width.start()]}{style} {svg[width.start() :]}"
 
 

@@ -52,6 +52,7 @@ from ._einsum_of_parameter import split_of_parameter
 from ._experts import dense_experts
 from ._fresh_modules import Module, ModuleOrFactory, copied, fresh
 from ._in_place import is_in_place, replace_in_place
+from ._light_export import light_export
 from ._lines_of_code import lines_of_modules
 from ._own_slopes import with_own_slope
 from ._parameters import parameters
@@ -287,8 +288,10 @@ def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> No
 def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
     """Record the numbers that symbols of a shape stand for."""
     for size, number in zip(shape, known, strict=True):
-        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-            sizes[size.node.expr] = int(number)
+        if isinstance(size, torch.SymInt):
+            expression = size.node.expr
+            if expression.is_Symbol:
+                sizes[expression] = int(number)
 
 
 def _size(size: Any, sizes: Mapping[Any, int]) -> Any:
@@ -659,11 +662,11 @@ def _inputs_on_cpu(
 def _plain_torch() -> Iterator[None]:
     """A context in which torch computes by operations that a graph can record.
 
-    It changes six things in torch, and restores them at the end: the fused kernel of
+    It changes seven things in torch, and restores them at the end: the fused kernel of
     encoder layers is off; attention is products and a softmax; no node turns gradients
     on or off; gradient checkpoints run their function, and other functions with a
     backward pass of their own are refused; experts compute all tokens; operations know
-    the lines of code of modules only.
+    the lines of code of modules only; work that nothing needs is left out.
     """
     fused = torch.backends.mha.get_fastpath_enabled()
     # so that a TransformerEncoderLayer runs its operations one by one
@@ -677,7 +680,7 @@ def _plain_torch() -> Iterator[None]:
     torch.autograd.Function.apply = classmethod(_applied)
     try:
         # which expert is run depends on no number
-        with dense_experts(), lines_of_modules():
+        with dense_experts(), lines_of_modules(), light_export():
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
@@ -748,16 +751,21 @@ def _decompositions() -> dict[Any, Any]:
 
     Torch always does so for operations that are not in its table, such as x.T.
     """
+    rules = torch.export.default_decompositions()
     table = {}
-    for operation, rule in torch.export.default_decompositions().items():
-        if operation._schema.name.removeprefix("aten::") in COMPOSITE:
-            table[operation] = rule
+    for name in COMPOSITE:
+        packet = getattr(torch.ops.aten, name)
+        for operation in (getattr(packet, overload) for overload in packet.overloads()):
+            # to look a rule up without `pop` makes torch collect those of all libraries
+            rule = rules.pop(operation, None)
+            if rule is not None:
+                table[operation] = rule
     return {**table, torch.ops.aten.mv.default: _matrix_vector}
 
 
 def _decomposed_by_torch(exported: Any, kept: Collection[str]) -> Any:
     """An exported program that torch traces again; the equations in `kept` stay."""
-    decompose = torch.export.default_decompositions()[EINSUM]
+    decompose = torch.export.default_decompositions().pop(EINSUM)
 
     def decomposed_einsum(equation: str, operands: Any, path: Any = None) -> Any:
         if equation in kept:
@@ -783,9 +791,11 @@ def _write_out(
         )
         return function(*args, **kwargs)
 
+    # no other operation consists of these
+    decompositions = _decompositions() if name_of(node) in COMPOSITE else {}
     values = [x.meta["val"] for x in operands]
     with values[0].fake_mode:
-        traced = make_fx(operation, _decompositions())(*values).graph
+        traced = make_fx(operation, decompositions)(*values).graph
     known = dict(zip(traced.find_nodes(op="placeholder"), operands, strict=True))
     with graph.inserting_before(node):
         steps = [step for step in traced.nodes if step.op == "call_function"]

@@ -2,7 +2,7 @@
 
 For every operation that `torch.export` records, it looks up the source of a hundred
 frames, most of them its own. That is a fifth of its time. `UserFrames` looks at the
-frames of modules alone, and reads no source until an error shows it.
+innermost frames of modules alone, and reads each line of code once.
 """
 
 from __future__ import annotations
@@ -17,39 +17,49 @@ from typing import Any
 
 import torch
 
+from ..reader._graph import is_outside_torch
+
 TORCH = Path(torch.__file__).parent
 MODULES = TORCH / "nn" / "modules"
 
 
 class UserFrames:
-    """The frames of modules around an operation, outermost first.
+    """The innermost frames of modules around an operation, outermost first.
 
-    It stands for `torch.utils._traceback.CapturedTraceback`.
+    They begin with a `forward`, because torch drops what is outside of one. It stands
+    for `torch.utils._traceback.CapturedTraceback`.
     """
 
-    def __init__(self, frames: list[Any]) -> None:
+    def __init__(self, frames: list[traceback.FrameSummary]) -> None:
         self._frames = frames
 
     @classmethod
     def extract(cls, **options: Any) -> UserFrames:
-        """The frames of the code that runs now."""
+        """The frames of the code that runs now, up to the line that errors name."""
         frames = []
+        has_line = False
         frame: Any = sys._getframe(1)
         while frame is not None:
             code = frame.f_code
             if _may_define_module(code.co_filename):
-                frames.append((code.co_filename, frame.f_lineno, code.co_name))
+                user_frame = _frame(code.co_filename, frame.f_lineno, code.co_name)
+                frames.append(user_frame)
+                is_named = is_outside_torch(user_frame.filename) and user_frame.line
+                has_line = has_line or bool(is_named)
+                if has_line and user_frame.name == "forward":
+                    break
             frame = frame.f_back
         return cls(frames[::-1])
 
     def summary(self) -> traceback.StackSummary:
         """The same frames as those of a traceback."""
-        return traceback.StackSummary.from_list(
-            [
-                traceback.FrameSummary(file, line, name, lookup_line=False)
-                for file, line, name in self._frames
-            ]
-        )
+        return traceback.StackSummary.from_list(self._frames)
+
+
+@cache
+def _frame(file: str, line: int, name: str) -> traceback.FrameSummary:
+    """A frame, which reads its line of code once."""
+    return traceback.FrameSummary(file, line, name, lookup_line=False)
 
 
 @cache

@@ -104,8 +104,12 @@ def token_ids(
     return ids
 
 
-def _different_ids(module: Module, tokens: int | None, most_by_default: int) -> range:
-    """Ids 1, 2, … of rows of the module's table of words, or of its first embedding."""
+def _different_ids(
+    module: Module, tokens: int | None, most_by_default: int
+) -> list[int]:
+    """Ids 1, 2, … of rows of the module's table of words, or of its first embedding,
+    without that of padding, whose vector is 0.
+    """
     name = type(module).__name__
     table = _table_of_words(module)
     if table is None:
@@ -113,14 +117,16 @@ def _different_ids(module: Module, tokens: int | None, most_by_default: int) -> 
             f"{name} has no torch.nn.Embedding for token ids: give its inputs in"
             " Python, args="
         )
-    most = table.num_embeddings - 1  # without 0, which often is the padding
-    if tokens is not None and tokens > most:
+    padding = table.padding_idx
+    ids = [i for i in range(1, table.num_embeddings) if i != padding]
+    if tokens is not None and tokens > len(ids):
+        left_out = f"ids 0 and {padding} are" if padding else "id 0 is"
         rows = (
-            f"its embedding has {table.num_embeddings} rows, and id 0 is left out; or"
-            " give ids"
+            f"its embedding has {table.num_embeddings} rows, and {left_out} left out;"
+            " or give ids"
         )
-        raise ArgumentError("tokens", tokens, f"at most {most} for {name}: {rows}")
-    return range(1, min(tokens or most_by_default, most) + 1)
+        raise ArgumentError("tokens", tokens, f"at most {len(ids)} for {name}: {rows}")
+    return ids[: tokens or most_by_default]
 
 
 def _table_of_words(module: Module) -> Any:

@@ -490,9 +490,9 @@ def _check_frequent(
     worst = int(np.argmax(excess))
     if excess[worst] > 0:
         raise _inaccurate(
-            f"a share of {share[worst]:.2g} of the draws of an output equal"
+            f"{100 * share[worst]:.2g} % of the draws of an output are"
             f" {values[worst]:.3g}, but in double precision only"
-            f" {nearby[worst] / draws:.2g} are near this value"
+            f" {100 * nearby[worst] / draws:.2g} % are near this value"
         )
 
 
