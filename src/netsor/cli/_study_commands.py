@@ -391,8 +391,12 @@ def literature_command(verbose: bool, **options: Any) -> None:
     from ..papers.literature._study import LiteratureStudy, Request
     from ._run_study import run
 
-    result = run(options, lambda fields: LiteratureStudy(Request(**fields)))
-    echo(f"{result.table(verbose)}\n\nreport: {result.report}")
+    def study_of(fields: dict[str, Any]) -> LiteratureStudy:
+        return LiteratureStudy(Request(**fields))
+
+    result = run(options, study_of)
+    echo(result.table(verbose))
+    echo(f"\nreport: {result.report}")
 
 
 @cli.command("explore")

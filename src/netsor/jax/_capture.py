@@ -71,8 +71,8 @@ def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
     """The counts of a scan: since JAX 0.11 the tree of its inputs has them."""
     if "num_consts" in params:
         return LoopCounts(params["num_consts"], params["num_carry"])
-    consts, carried, _ = (len(list(part)) for part in params["ft_in"])
-    return LoopCounts(consts, carried)
+    consts, carried, _ = params["ft_in"]
+    return LoopCounts(consts=len(list(consts)), carried=len(list(carried)))
 
 
 class Variable(NamedTuple):

@@ -209,9 +209,10 @@ class Interpreter:
 
 def _known(x: Any) -> Any:
     """Given numbers; a given key is one that the initialisation does not derive."""
-    if jax.numpy.issubdtype(getattr(x, "dtype", np.float32), jax.dtypes.prng_key):
-        return Key(("given", id(x)), tuple(x.shape))
-    return Known(np.asarray(x), tuple(np.shape(x)))
+    dtype = getattr(x, "dtype", np.float32)
+    if jax.numpy.issubdtype(dtype, jax.dtypes.prng_key):
+        return Key(origin=("given", id(x)), shape=tuple(x.shape))
+    return Known(value=np.asarray(x), shape=tuple(np.shape(x)))
 
 
 def _of_key(name: str, params: Any, inputs: list[Any], shape: Shape) -> Any:
@@ -310,7 +311,8 @@ def _one_number(name: str, dtype: Any, inputs: list[Any]) -> Any:
 
 def _of_draws(equation: Any, inputs: list[Any], shape: Shape) -> Any:
     """What an operation on draws, and numbers beside them, returns."""
-    name, params = equation.primitive.name, equation.params
+    name = equation.primitive.name
+    params = equation.params
     draws = [x for x in inputs if isinstance(x, Drawn)]
     numbers = [x.number for x in inputs if isinstance(x, Known)]
     is_followed = len(draws) + len(numbers) == len(inputs) and None not in numbers
@@ -381,13 +383,17 @@ def _law_of_function(name: str, params: Any, inputs: list[Any]) -> Distribution 
 
 def _joined(draws: list[Drawn], count: int) -> Any:
     """Draws of one law, one after the other."""
-    laws = {x.law for x in draws}
-    origins = [x.origin for x in draws]
-    if len(draws) < count or len(laws) > 1 or len(set(origins)) < len(origins):
+    origins = tuple(x.origin for x in draws)
+    have_one_law = len({x.law for x in draws}) == 1
+    are_independent = len(set(origins)) == len(origins)
+    if len(draws) < count or not have_one_law or not are_independent:
         return UNKNOWN
-    keys = frozenset[Any]().union(*(x.keys for x in draws))
-    is_reflected = any(x.is_reflected for x in draws)
-    return Drawn(draws[0].law, tuple(origins), keys, is_reflected=is_reflected)
+    return Drawn(
+        law=draws[0].law,
+        origin=origins,
+        keys=frozenset[Any]().union(*(x.keys for x in draws)),
+        is_reflected=any(x.is_reflected for x in draws),
+    )
 
 
 def _slice_of_step(x: Any) -> Any:

@@ -201,7 +201,8 @@ def _multiple(x: Floats, of: Floats) -> float | None:
     """
     coefficient = float((x * of).sum() / (of * of).sum())
     error = np.abs(x - coefficient * of).max()
-    return coefficient if error <= TOLERANCE * np.abs(x).max() else None
+    largest_error = TOLERANCE * np.abs(x).max()
+    return coefficient if error <= largest_error else None
 
 
 def optimisers_of(steps: Mapping[str, Step], names: set[Any]) -> dict[Any, Optimiser]:

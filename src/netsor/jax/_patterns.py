@@ -270,7 +270,9 @@ class Joiner:
         """
         node = _stripped(node)
         if target == "div":
-            return (self._eps(node.args[0], x) if _is(node, "sqrt") else None), None
+            if _is(node, "sqrt"):
+                return self._eps(node.args[0], x), None
+            return None, None
         if _is(node, "rsqrt"):
             return self._eps(node.args[0], x), None
         if _is(node, "mul"):
@@ -303,8 +305,10 @@ class Joiner:
         if _is(node, "mean"):
             return self._is_mean_of_squared_deviations(node, x)
         if _is(node, "sub"):
-            mean_of_squares, square_of_mean = (_stripped(y) for y in node.args)
-            return self._is_difference_of_squares(mean_of_squares, square_of_mean, x)
+            minuend, subtrahend = node.args
+            return self._is_difference_of_squares(
+                _stripped(minuend), _stripped(subtrahend), x
+            )
         return False
 
     def _is_mean_of_squared_deviations(self, mean: Node, x: Node) -> bool:

@@ -304,8 +304,10 @@ def _pointwise(call: Call, node: Node, args: Sequence[Any]) -> Vectors:
     if not tensors_of_vectors:
         raise Refusal("not of vectors")
     like = tensors_of_vectors[0]
-    beside = [call.beside(x, like) if is_random(x) else np.asarray(x) for x in args]
-    values = [values_beside(like, x) for x in beside]
+    values = []
+    for x in args:
+        operand = call.beside(x, like) if is_random(x) else np.asarray(x)
+        values.append(values_beside(like, operand))
     vectors = [k for k, x in enumerate(values) if isinstance(x, Vector)]
     others = [k for k, x in enumerate(values) if not isinstance(x, Vector)]
     order = [*vectors, *others]

@@ -493,7 +493,9 @@ class Program:
             and `acceptance` show how well the chains did.
         """
         seed = chosen_seed(seed, rng)
-        schedule = Schedule(draws, chains, thin, particles, moves).checked()
+        schedule = Schedule(
+            draws=draws, chains=chains, thin=thin, particles=particles, moves=moves
+        ).checked()
         latent, origin = self._at(widths).latent(workers, choose(backend, device), seed)
         observations = checked_data(latent.entries, observed, noise, "posterior")
         return _bayes.posterior(latent, observations, schedule, seed, progress, origin)

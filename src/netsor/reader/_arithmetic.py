@@ -544,7 +544,11 @@ def power(call: Call, x: Tensor, exponent: Any) -> Tensor:
 
 
 def raised(x: Scalars, k: float) -> Scalars:
-    """x^k; of a mean square it waits to be multiplied by the vectors."""
+    """x^k.
+
+    A power of a mean square stays one in `root`, so that a later product with the
+    vectors is recognised as their norm. Scalars that repeat are raised once.
+    """
 
     def to_the_power(scalars: ns.Scalar) -> ns.Scalar:
         if k == -1:

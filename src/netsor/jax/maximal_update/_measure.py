@@ -512,12 +512,16 @@ def _of_draw(results: Any, k: int) -> Drawn:
     draws.
     """
     (responses, written, updates, scattered, through), gradients, stds = results
+
+    def numbers_of_edges(by_edge: Mapping[Any, Any]) -> dict[Any, float]:
+        return {edge: _number(x, k) for edge, x in by_edge.items()}
+
     return Drawn(
         responses=Responses(
-            responses={edge: _number(x, k) for edge, x in responses.items()},
-            written={edge: _number(x, k) for edge, x in written.items()},
-            updates={edge: _number(x, k) for edge, x in updates.items()},
-            scattered={edge: _number(x, k) for edge, x in scattered.items()},
+            responses=numbers_of_edges(responses),
+            written=numbers_of_edges(written),
+            updates=numbers_of_edges(updates),
+            scattered=numbers_of_edges(scattered),
             through={edges: bool(x[k]) for edges, x in through.items()},
         ),
         gradients={name: float(x[k]) for name, x in gradients.items() if x[k]},

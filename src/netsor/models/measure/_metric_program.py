@@ -414,7 +414,10 @@ def _row_of_logits(logits: Scalar, target: Any) -> dict[str, Scalar]:
     """
     tokens = logits.shape[0]
     numbers = apply(of_logits, logits, axes=2)
-    std, mean_log_normaliser, max_probability = (numbers[k] for k in range(3))
+    # in the order of `of_logits`
+    std = numbers[0]
+    mean_log_normaliser = numbers[1]
+    max_probability = numbers[2]
     # the cross-entropy of a token is log Σ e^logit minus the logit of its target
     mean_target_logit = (target * logits).sum() / tokens
     return {
