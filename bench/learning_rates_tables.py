@@ -1,12 +1,16 @@
-"""The tables of `bench/learning_rates.py`, whose docstring has the protocol:
+"""The tables of `bench/learning_rates.py`, whose docstring has the protocol.
 
-python bench/learning_rates_tables.py DIR
+`python bench/learning_rates_tables.py DIR` prints them. With `--page` it also stores
+the results in bench/results/learning_rates, and writes what they show into
+docs/parametrise.md.
 """
 
 from __future__ import annotations
 
+import argparse
 import math
-import sys
+import shutil
+import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import combinations
@@ -29,6 +33,18 @@ from scipy.stats import t as student_t
 
 BOOTSTRAP = 2000  # samples of seeds
 TOLERANCE = 0.1  # of exponents of changes
+RESULTS = Path(__file__).parent / "results" / "learning_rates"
+PAGE = Path(__file__).parents[1] / "docs" / "parametrise.md"
+BEGIN = "<!-- bench/learning_rates_tables.py: begin -->"
+END = "<!-- bench/learning_rates_tables.py: end -->"
+WORDS_OF = {
+    "nanogpt": "nanoGPT, tied",
+    "vit": "ViT",
+    "llama": "Llama",
+    "experts": "mixture of experts",
+    "mamba2": "Mamba-2",
+    "latent_attention": "latent attention",
+}
 
 
 class Best(NamedTuple):
@@ -248,5 +264,89 @@ def _lines_of_changes(
             yield f"| {network} | {path} | {interval} | {verdict} |"
 
 
+def section(values: dict[Key, float]) -> str:
+    """What the results show, for the page."""
+    networks = [name for name in WORDS_OF if any(name == key[1] for key in values)]
+    rows, verdicts = [], {}
+    for network in networks:
+        best, seeds = best_rates(values, network, DERIVED)
+        if len(best) < 2:
+            continue
+        at_widths = list(best.values())
+        cells = _cells_of_rates(at_widths)
+        count = len(at_widths)
+        verdicts[network] = cells[count + 1]
+        row = [WORDS_OF[network], str(seeds), *cells[: count + 2]]
+        one_rate, _ = best_rates(values, network, ONE_RATE)
+        of_one_rate = "not run"
+        if len(one_rate) > 1:
+            of_one_rate = f"{spread_of(list(one_rate.values())).value:.1f}"
+        rows.append("| " + " | ".join([*row, of_one_rate]) + " |")
+    widths = sorted({x[3] for x in values if x[0] == "loss"})
+    head = ["network", "initialisations", *[f"{width:,}" for width in widths]]
+    head += ["largest distance (95 %)", "verdict", "with one rate for all"]
+    table = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head), *rows]
+    changes = [_line_of_changes(values, network) for network in networks]
+    heads = "| network | agree | undecided | disagree | largest exponent (99 %) |"
+    table_of_changes = [heads, "|---|---|---|---|---|", *changes]
+    transfers = [x for x in verdicts if verdicts[x].startswith("transfers")]
+    text = (
+        f"By this rule the best rate of {len(transfers)} of {len(verdicts)} networks"
+        " transfers. The columns of widths have the log2 of the best rate, and"
+        " distances are in grid points."
+    )
+    of_changes = (
+        "The changes of three steps, at widths 64 to 1,024 with 8 initialisations, by"
+        " the exponents of all outputs that the protocol judges:"
+    )
+    paragraphs = [_filled(text), "\n".join(table), _filled(of_changes)]
+    return "\n\n".join([*paragraphs, "\n".join(table_of_changes)])
+
+
+def _line_of_changes(values: dict[Key, float], network: str) -> str:
+    """How many outputs agree, and the largest exponent."""
+    found = exponents(values, network)
+    judged = {path: x for path, x in found.items() if path + BY_ITS_UPDATE not in found}
+    verdicts = [verdict_of_change(low, high) for _, low, high in judged.values()]
+    counts = [verdicts.count(x) for x in ("agrees", "undecided", "disagrees")]
+    if not judged:
+        return f"| {WORDS_OF[network]} | not run | | | |"
+    path = max(judged, key=lambda name: abs(judged[name][0]))
+    mean, low, high = judged[path]
+    largest = f"{mean:+.2f} ({low:+.2f}, {high:+.2f}), `{path}`"
+    cells = [WORDS_OF[network], *map(str, counts), largest]
+    return "| " + " | ".join(cells) + " |"
+
+
+def _filled(text: str) -> str:
+    """Text in lines, as on the page."""
+    return textwrap.fill(text, 100, break_on_hyphens=False)
+
+
+def write_page(text: str) -> None:
+    """Put text between the two marks of the page."""
+    page = PAGE.read_text(encoding="utf-8")
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    PAGE.write_text(f"{before}{begin}\n\n{text}\n\n{end}{after}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("results", type=Path, help="the folder, or a file of results")
+    parser.add_argument("--page", action="store_true")
+    given = parser.parse_args()
+    paths = [given.results]
+    if given.results.is_dir():
+        paths = sorted(given.results.glob("*.csv"))
+    print(report(paths), end="")
+    if given.page:
+        values = read(paths)
+        for path in paths:
+            if path.parent.resolve() != RESULTS.resolve():
+                shutil.copy(path, RESULTS / path.name)
+        write_page(section(values))
+
+
 if __name__ == "__main__":
-    print(report(sorted(Path(sys.argv[1]).glob("*.csv"))), end="")
+    main()

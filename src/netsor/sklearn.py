@@ -247,7 +247,11 @@ class AttentionRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     def _schedule(self) -> _bayes.Schedule:
         """The lengths of the chains, after checks."""
         return _bayes.Schedule(
-            self.draws, self.chains, self.thin, self.particles, self.moves
+            draws=self.draws,
+            chains=self.chains,
+            thin=self.thin,
+            particles=self.particles,
+            moves=self.moves,
         ).checked()
 
     def _begin(self, X: Any, y: Any) -> list[Combination]:

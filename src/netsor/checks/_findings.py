@@ -51,11 +51,13 @@ class InitFinding:
 def holm(p: Sequence[float]) -> Floats:
     """p-values adjusted for their number by Holm's method."""
     order = np.argsort(p)
+    increasing_p = np.asarray(p, float)[order]
     remaining = np.arange(len(p), 0, -1)  # tests with this p-value or a larger one
-    multiplied = np.asarray(p, float)[order] * remaining
-    increasing = np.maximum.accumulate(multiplied)
+    multiplied = increasing_p * remaining
+    # none is smaller than that of a test with a smaller p-value
+    adjusted_in_order = np.minimum(np.maximum.accumulate(multiplied), 1.0)
     adjusted = np.empty(len(p))
-    adjusted[order] = np.minimum(increasing, 1.0)
+    adjusted[order] = adjusted_in_order
     return adjusted
 
 
@@ -85,15 +87,18 @@ def pass_tests(
     # (Westfall and Young 1993): its rank among the draws, and beyond their largest
     # tenth an exponential tail.
     deviations = _deviations(real, law)
-    largest_of_draw = np.sort(deviations[:, :-1].max(axis=0))  # (draws,)
+    of_draws = deviations[:, :-1]
     of_pass = deviations[:, -1]  # (quantities,)
+    largest_of_draw = np.sort(of_draws.max(axis=0))  # (draws,)
+
     draws_beyond = np.sum(largest_of_draw >= of_pass[:, None], axis=1)
-    rank = (draws_beyond + 1) / (len(largest_of_draw) + 1)
+    p_by_rank = (draws_beyond + 1) / (len(largest_of_draw) + 1)
+
     tail_start = float(np.quantile(largest_of_draw, 0.9))
     tail_scale = _mean_excess(largest_of_draw, tail_start)
-    tail = 0.1 * np.exp(-(of_pass - tail_start) / tail_scale)
+    p_by_tail = 0.1 * np.exp(-(of_pass - tail_start) / tail_scale)
     is_before_tail = of_pass <= tail_start
-    p_values = np.where(is_before_tail, rank, np.minimum(rank, tail))
+    p_values = np.where(is_before_tail, p_by_rank, np.minimum(p_by_rank, p_by_tail))
     return [float(p) for p in p_values]
 
 
@@ -123,14 +128,14 @@ def _deviations(
     """
     numbers = np.array([[*law[key], value] for key, value in real.items()])
     use_logarithms = (numbers > 0).all(axis=1, keepdims=True)
-    logarithms = np.log(np.where(use_logarithms, numbers, 1.0))
-    compared = np.where(use_logarithms, logarithms, numbers)
+    positive_or_one = np.where(use_logarithms, numbers, 1.0)
+    compared = np.where(use_logarithms, np.log(positive_or_one), numbers)
     draws = compared[:, :-1]
     centre = draws.mean(axis=1, keepdims=True)
     spread = draws.std(axis=1, keepdims=True)
-    # rounding is relative; that is an absolute error of a logarithm
-    unit = np.where(use_logarithms | (centre == 0), 1.0, np.abs(centre))
-    rounding = 1e-3 * unit
+    # a relative rounding error is an absolute one of the logarithm
+    has_unit_one = use_logarithms | (centre == 0)
+    rounding = 1e-3 * np.where(has_unit_one, 1.0, np.abs(centre))
     deviations = np.abs(compared - centre) / np.hypot(spread, rounding)
     deviations[_is_zero_in_pass_only(numbers), -1] = np.inf
     return np.where(np.isfinite(compared), deviations, np.inf)
@@ -142,7 +147,9 @@ def _is_zero_in_pass_only(numbers: Floats) -> npt.NDArray[np.bool_]:
     Their draws must be positive and all different, as those of a continuous law are: a
     discrete quantity, such as the load of an expert, may be 0 by chance.
     """
-    draws = np.sort(numbers[:, :-1], axis=1)
-    is_continuous = (np.diff(draws, axis=1) > 0).all(axis=1)
-    is_positive = draws[:, 0] > 0
-    return np.asarray((numbers[:, -1] == 0) & is_positive & is_continuous)
+    in_draws = np.sort(numbers[:, :-1], axis=1)
+    in_pass = numbers[:, -1]
+    is_positive = in_draws[:, 0] > 0
+    all_differ = (np.diff(in_draws, axis=1) > 0).all(axis=1)
+    is_zero_in_pass = in_pass == 0
+    return np.asarray(is_zero_in_pass & is_positive & all_differ)

@@ -57,8 +57,9 @@ class NumberType(NamedTuple):
 
     def rounded(self, x: Floats) -> Floats:
         """The numbers of the type that are next to some numbers."""
-        _, exponent = np.frexp(x)
-        steps = np.maximum(self.eps * np.exp2(exponent - 1.0), self.least)
+        _, exponent = np.frexp(x)  # |x| is at least 2^(exponent − 1)
+        relative_steps = self.eps * np.exp2(exponent - 1.0)
+        steps = np.maximum(relative_steps, self.least)
         nearest: Floats = np.round(x / steps) * steps
         return nearest
 
@@ -102,7 +103,8 @@ class Entries:
         """The probabilities of the intervals of the entries."""
         halves = self.halves
         below = law.below(self.numbers - halves)
-        return Probabilities(below, law.up_to(self.numbers + halves) - below)
+        up_to_end = law.up_to(self.numbers + halves)
+        return Probabilities(below, inside=up_to_end - below)
 
 
 class Probabilities(NamedTuple):
@@ -151,6 +153,7 @@ class Marginal:
         """
         quantiles = self._quantiles
         count_below = np.searchsorted(quantiles, x, side=side)
+        # where x is between the quantiles before and after it
         low = quantiles[np.maximum(count_below - 1, 0)]
         high = quantiles[np.minimum(count_below, QUANTILES - 1)]
         is_between = high > low
@@ -158,6 +161,7 @@ class Marginal:
         share = np.clip((x - low) / distance, 0.0, 1.0)
         share = np.where(is_between, share, 0.5)
         probability = np.clip((count_below - 0.5 + share) / QUANTILES, 0.0, 1.0)
+
         tail = self._tail(x)
         is_below_all = (count_below == 0) & (x < quantiles[0])
         is_above_all = (count_below == QUANTILES) & (x > quantiles[-1])
@@ -171,15 +175,19 @@ class Marginal:
         inside, the probability falls by the factor 2 · steps.
         """
         quantiles = self._quantiles
+        first = quantiles[0]
+        last = quantiles[-1]
         steps = QUANTILES // 2**12
-        is_below = x < quantiles[0]
-        end = np.where(is_below, quantiles[0], quantiles[-1])
-        length_below = quantiles[steps] - quantiles[0]
-        length_above = quantiles[-1] - quantiles[-1 - steps]
-        length = np.maximum(np.where(is_below, length_below, length_above), 1e-300)
-        exponent = np.abs(x - end) / length * math.log(2 * steps)
+        is_below = x < first
+        end = np.where(is_below, first, last)
+        length_below = quantiles[steps] - first
+        length_above = last - quantiles[-1 - steps]
+        length = np.where(is_below, length_below, length_above)
+        lengths_beyond = np.abs(x - end) / np.maximum(length, 1e-300)
+        exponent = lengths_beyond * math.log(2 * steps)
         fall = np.exp(-np.minimum(exponent, 700.0))
-        return np.asarray(0.5 / QUANTILES * fall)
+        at_end = 0.5 / QUANTILES
+        return np.asarray(at_end * fall)
 
 
 class Exact(Marginal):
@@ -413,11 +421,12 @@ def _tests_of_distribution(
         text=f"{text}, with entries from {x.min():.4g} to {x.max():.4g}",
     )
     scores = stats.norm.ppf(np.clip(shares, 1e-300, 1 - 1e-16))
-    p = two_sided(float(scores.mean()) * math.sqrt(size))
-    yield InitFinding(where=name, what="mean", p=p, text=text)
+    p_of_mean = two_sided(float(scores.mean()) * math.sqrt(size))
+    yield InitFinding(where=name, what="mean", p=p_of_mean, text=text)
     square = float(np.sum(scores**2))
     tail = min(stats.chi2.cdf(square, size), stats.chi2.sf(square, size))
-    yield InitFinding(where=name, what="shape", p=min(1.0, 2 * float(tail)), text=text)
+    p_of_square = min(1.0, 2 * float(tail))
+    yield InitFinding(where=name, what="shape", p=p_of_square, text=text)
     if size >= FEWEST:
         test = stats.kstest(shares, "uniform", method="asymp")
         yield InitFinding(where=name, what="shape", p=float(test.pvalue), text=text)
@@ -429,13 +438,14 @@ def _test_of_repeats(name: str, x: Floats, inside: Floats) -> InitFinding:
     from scipy import stats
 
     numbers, first, counts = np.unique(x, return_index=True, return_counts=True)
-    often = np.argsort(counts)[-8:]
+    often = np.argsort(counts)[-8:]  # the eight numbers that occur most often
     # twice: generators move the numbers that round to an end of an interval to the
     # other end
     chances = 2 * np.maximum(inside[first[often]], LEAST_PROBABILITY)
     # given one entry, whether so many of the others are equal to it
-    chances_of_others = np.minimum(chances, 1.0)
-    p_values = stats.binom.sf(counts[often] - 2, x.size - 1, chances_of_others)
+    others = x.size - 1
+    equal_others = counts[often] - 1
+    p_values = stats.binom.sf(equal_others - 1, others, np.minimum(chances, 1.0))
     k = int(np.argmin(p_values))
     number = numbers[often[k]]
     count = counts[often[k]]
@@ -466,7 +476,8 @@ def _distribution(parameter: Parameter) -> Any:
         return kurtosis - parameter.kurtosis
 
     cut = optimize.brentq(excess, 0.3, 5.0)
-    return stats.truncnorm(-cut, cut, scale=1 / stats.truncnorm.std(-cut, cut)).cdf
+    std = stats.truncnorm.std(-cut, cut)
+    return stats.truncnorm(-cut, cut, scale=1 / std).cdf
 
 
 # Independence of entries
@@ -522,7 +533,8 @@ def _test_of_lines(
     freedom = _freedom(parameter) * standard.shape[axis]
     mean_squares = np.mean(standard**2, axis=axis)
     scores = normal_score(mean_squares, freedom)
-    chi2 = float(np.sum((scores - scores.mean()) ** 2))
+    deviations = scores - scores.mean()
+    chi2 = float(np.sum(deviations**2))
     p = float(stats.chi2.sf(chi2, scores.size - 1))
     # a score of 1 is a relative change of a std by half of √(2/freedom)
     spread = float(np.std(scores)) * math.sqrt(2 / freedom) / 2
@@ -545,8 +557,9 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
     for axis in range(min(standard.ndim, 2)):
         lines = standard.reshape(len(standard), -1)
         if axis == 1:
-            fewest_rows = max(1, PREFIX // max(1, lines.shape[1] // 64))
-            lines = lines[:fewest_rows].T
+            # as many rows as the parts below use
+            rows_used = max(1, PREFIX // max(1, lines.shape[1] // 64))
+            lines = lines[:rows_used].T
         part_counts = {count for count in NUMBERS_OF_PARTS if len(lines) % count == 0}
         if len(standard) <= NUMBERS_OF_PARTS[-1] and len(lines) > 1:
             part_counts.add(len(lines))
@@ -570,14 +583,15 @@ def _test_of_equal_parts(name: str, standard: Floats) -> Iterator[InitFinding]:
 
 def most_correlated(parts: Floats, axis: int) -> Pair:
     """The two most correlated rows."""
+    count, length = parts.shape
     norms = np.linalg.norm(parts, axis=1, keepdims=True)
     unit_rows = parts / np.maximum(norms, 1e-300)
-    all_correlations = unit_rows @ unit_rows.T
-    correlations = all_correlations[np.triu_indices(len(parts), 1)]
+    correlation_matrix = unit_rows @ unit_rows.T
+    correlations = correlation_matrix[np.triu_indices(count, 1)]  # each pair once
     strongest = np.argmax(np.abs(correlations))
     r = float(correlations[strongest])
-    # r √(row length) is nearly standard normal; the strongest of all pairs is tested
-    p = correlations.size * two_sided(r * math.sqrt(parts.shape[1]))
+    # r √length is nearly standard normal; the strongest of all pairs is tested
+    p = correlations.size * two_sided(r * math.sqrt(length))
     return Pair(p=min(1.0, p), correlation=r, axis=axis, parts=len(parts))
 
 
@@ -619,10 +633,11 @@ def correlation_tests(
     `starts` are the first entries of each, `PREFIX` of them at most. There is one test
     for each parameter, of all its pairs with earlier ones.
     """
-    names = []
-    for name in starts:
-        if name in expected and expected[name].law in INDEPENDENT:
-            names.append(name)
+    names = [
+        name
+        for name in starts
+        if name in expected and expected[name].law in INDEPENDENT
+    ]
     if len(names) < 2:
         return
     # entries of each parameter in units of their size, (parameters, PREFIX)
@@ -633,14 +648,18 @@ def correlation_tests(
         rows[k, : deviations.size] = deviations / _rms(deviations)
     products = rows @ rows.T
     # of n independent pairs of entries the sum of products has variance n
-    z = products / np.sqrt(np.minimum.outer(counts, counts))
+    common_entries = np.minimum.outer(counts, counts)
+    z = products / np.sqrt(common_entries)
     # too few entries for a normal law of the product
     z[np.outer(counts, counts) < FEWEST_PRODUCTS] = 0.0
     for k in range(1, len(names)):
+        # the strongest of the pairs with the k parameters before it
         other = int(np.argmax(np.abs(z[k, :k])))
-        r = float(products[k, other] / min(counts[k], counts[other]))
-        p = min(1.0, k * two_sided(z[k, other]))  # of k pairs
-        relation = "the same numbers" if abs(r) > 0.999 else f"correlation {r:.2f}"
+        p = min(1.0, k * two_sided(z[k, other]))
+        r = float(products[k, other] / common_entries[k, other])
+        relation = "the same numbers"
+        if abs(r) <= 0.999:
+            relation = f"correlation {r:.2f}"
         text = f"expected draws independent of {names[other]}, found {relation}"
         yield InitFinding(where=names[k], what="independence", p=p, text=text)
 
@@ -659,15 +678,17 @@ def _tests_against_samples(
     from scipy import stats
 
     summaries_of_samples = [_summaries(sample) for sample in samples]
-    new_and_mean = math.sqrt(1 + 1 / len(samples))  # error of a new value and the mean
+    count = len(samples)
     for summary, value in _summaries(x).items():
         values = np.array([of_sample[summary] for of_sample in summaries_of_samples])
         centre = float(values.mean())
         spread = float(values.std(ddof=1))
         rounding = 1e-4 * max(1.0, abs(centre))
-        t = (value - centre) / (new_and_mean * math.hypot(spread, rounding))
-        p = 2 * float(stats.t.sf(abs(t), len(samples) - 1))
-        label, text = _described(summary, centre, value)
+        # both the new value and the mean of the samples vary
+        standard_error = math.sqrt(1 + 1 / count) * math.hypot(spread, rounding)
+        t = (value - centre) / standard_error
+        p = 2 * float(stats.t.sf(abs(t), count - 1))
+        label, text = _described(summary, expected=centre, value=value)
         yield InitFinding(where=name, what=label, p=min(1.0, p), text=text)
 
 
@@ -679,7 +700,9 @@ def _described(summary: str, expected: float, value: float) -> tuple[str, str]:
     ratio = math.exp(value - expected)
     if summary in ("size", "largest"):
         label = "std" if summary == "size" else "tails"
-        sizes = f"expected {math.exp(expected):.4g}, found {math.exp(value):.4g}"
+        expected_size = math.exp(expected)
+        size = math.exp(value)
+        sizes = f"expected {expected_size:.4g}, found {size:.4g}"
         return label, f"{sizes}, {ratio:.3g} times as large"
     if summary.startswith("part "):
         text = f"expected {summary} of its size, found it {ratio:.3g} times as large"

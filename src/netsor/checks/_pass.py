@@ -122,8 +122,7 @@ def _record_end(
     else:
         logits = logits[list(targets.rows)]
         rows = range(len(targets.rows))
-        words = list(targets.words)
-        right_logits = logits[rows, words]
+        right_logits = logits[rows, list(targets.words)]
     largest_logits = logits.max(-1)
     sums = np.exp(logits - largest_logits[:, None]).sum(-1)
     loss = (largest_logits + np.log(sums) - right_logits).mean()
@@ -134,14 +133,14 @@ def _record_end(
 def _record_gradients(quantities: Quantities, net: Structure, done: Pass) -> None:
     """Enter the squares of the gradients of streams and parameters."""
     for k, block in enumerate(net.blocks):
-        mean = _mean_gradient(net, block, done.gradients.get(block.stream))
-        quantities["grad_mean_square", k] = mean
+        gradient = done.gradients.get(block.stream)
+        quantities["grad_mean_square", k] = _mean_gradient(net, block, gradient)
         for kind, names in block.matrices.items():
             square = sum(done.squares.get(name, 0.0) for name in names)
             quantities[f"grad_{kind}", k] = float(square)
     first_block = net.stacks[0][0]
-    mean = _mean_gradient(net, first_block, done.gradients.get(first_block.before))
-    quantities["grad_input", 0] = mean
+    gradient = done.gradients.get(first_block.before)
+    quantities["grad_input", 0] = _mean_gradient(net, first_block, gradient)
     table = net.words.table if net.words else None
     if table is not None:
         quantities["grad_embedding", 0] = done.squares.get(table, 0.0)
@@ -269,7 +268,8 @@ def _checked(compared: Iterable[tuple[str, int]]) -> str:
 def _path(net: Structure, name: str, k: int) -> str:
     """The module, or the parameter, that a quantity of block k is of."""
     if name.startswith(STARTS) or name == "grad_input":
-        stack = net.stacks[-1 if name.startswith("decoder") else 0]
+        is_of_decoder = name.startswith("decoder")
+        stack = net.stacks[-1] if is_of_decoder else net.stacks[0]
         return path_of(stack[0].before) or "the input of the first block"
     if name == "grad_embedding" and net.words:
         return net.words.table

@@ -232,13 +232,15 @@ def stds_of(net: ProbedProgram, widths: Mapping[str, float]) -> dict[Place, floa
     stds: dict[Place, float] = {}
     for k, matrices_by_kind in enumerate(net.matrices):
         for kind, values in matrices_by_kind.items():
-            weights = [value.op.weight for value in values]  # type: ignore[attr-defined]
-            distinct = {
-                round(w.std / math.sqrt(w.fan.bind(widths)), 12) for w in weights
-            }
+            distinct = set()
+            for value in values:
+                weight = value.op.weight  # type: ignore[attr-defined]
+                std_of_entry = weight.std / math.sqrt(weight.fan.bind(widths))
+                distinct.add(round(std_of_entry, 12))
             if len(distinct) == 1:
                 stds[Place(k, kind)] = distinct.pop()
-        fused = {stds.get(Place(k, kind)) for kind in ATTENTION}
-        if len(fused) == 1 and None not in fused:
-            stds.setdefault(Place(k, "qkv"), fused.pop() or 0.0)
+        # queries, keys and values with one std may be one matrix
+        of_attention = {stds.get(Place(k, kind)) for kind in ATTENTION}
+        if len(of_attention) == 1 and None not in of_attention:
+            stds.setdefault(Place(k, "qkv"), of_attention.pop() or 0.0)
     return stds

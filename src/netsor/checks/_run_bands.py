@@ -72,8 +72,10 @@ class Band(NamedTuple):
         if self.is_log and value <= 0:
             return math.inf
         x = math.log(value) if self.is_log else value
-        side = self.above if x > self.centre else self.below
-        return abs(x - self.centre) / side if side else math.inf
+        half_width = self.above if x > self.centre else self.below
+        if not half_width:
+            return math.inf
+        return abs(x - self.centre) / half_width
 
     @property
     def detected(self) -> float:

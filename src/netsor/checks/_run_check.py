@@ -229,16 +229,18 @@ class RunFinding:
         if self.is_given_others:
             range_text += " given the run's other numbers"
         text = f"{value}, expected {range_text}"
-        return f"{text}: {self._how_far()}" if np.isfinite(self.value) else text
+        if np.isfinite(self.value):
+            text += f": {self._how_far()}"
+        return text
 
     def _how_far(self) -> str:
         """How far the number is off, in words."""
-        direction = "large" if self.value > self.expected else "small"
+        is_above = self.value > self.expected
         if self.quantity == LOSS:
             difference = abs(self.value - self.expected)
-            direction = "high" if self.value > self.expected else "low"
             digits = ".0f" if difference >= 100 else ".2g"
-            return f"{difference:{digits}} too {direction}"
+            return f"{difference:{digits}} too {'high' if is_above else 'low'}"
+        direction = "large" if is_above else "small"
         if self.expected <= 0 or self.value <= 0:
             return f"too {direction}"
         factor = max(self.value / self.expected, self.expected / self.value)
@@ -267,7 +269,9 @@ def words(quantity: str) -> str:
     """A quantity in words."""
     kind, _, group = quantity.partition("/")
     text = WORDS.get(kind, kind)
-    return f"{text} of group {group}" if group else text
+    if group:
+        return f"{text} of group {group}"
+    return text
 
 
 @dataclass(frozen=True)
@@ -558,16 +562,19 @@ class RunLaw:
         rates = logged.numbers.get(RATE)
         if rates is None:
             return logged
-        next_rates = self.values[RATE][0, 1:]
-        is_next = [
-            band(np.full(2, rate), self.level, self.tolerance).has(*rates[step])
-            for step, rate in enumerate(next_rates)
-            if step in rates
-        ]
-        if not is_next or not all(is_next) or np.ptp(self.values[RATE][0]) == 0:
+        rates_of_loop = self.values[RATE][0]  # those of the first run
+        is_constant = np.ptp(rates_of_loop) == 0
+        is_next = []
+        for step, next_rate in enumerate(rates_of_loop[1:]):
+            if step in rates:
+                band_of_rate = band(np.full(2, next_rate), self.level, self.tolerance)
+                is_next.append(band_of_rate.has(*rates[step]))
+        if is_constant or not is_next or not all(is_next):
             return logged
-        rest = {name: x for name, x in logged.numbers.items() if name != RATE}
-        return replace(logged, numbers=rest) if rest else logged
+        others = {name: x for name, x in logged.numbers.items() if name != RATE}
+        if not others:
+            return logged
+        return replace(logged, numbers=others)
 
     def bands_of(
         self, values: Mapping[str, Floats], logged: RunLog
@@ -602,13 +609,15 @@ class RunLaw:
         predicted = []
         for name, steps in present.items():
             whole = name.partition("/")[0]
-            of_all = present.get(whole, {}) if name != whole else {}
-            for step in sorted(set(steps) & set(of_all)):
+            if name == whole or whole not in present:
+                continue
+            for step in sorted(set(steps) & set(present[whole])):
                 earlier = [(name, k) for k in sorted(steps) if k < step]
+                # the first number, and the last ones before this step
                 used = earlier[:1] + earlier[1:][-MOST_EARLIER:]
-                each = Predicted(name, step, ((whole, step), *used))
-                if self._is_predictable(each):
-                    predicted.append(each)
+                candidate = Predicted(name, step, ((whole, step), *used))
+                if self._is_predictable(candidate):
+                    predicted.append(candidate)
         return predicted
 
     def _is_predictable(self, predicted: Predicted) -> bool:
@@ -732,6 +741,7 @@ class RunLaw:
         for tried in shown_as_bar(candidates, self.progress, "likely ones", "mistake"):
             if tried.misfit > best + DECISIVE:
                 break
+            # with more runs, of all steps
             values = self._with_mistake(tried.mistake, FEWEST, self.loop.steps)
             if values and self._holds(values, logged):
                 best = min(best, tried.misfit)
@@ -781,7 +791,8 @@ class RunLaw:
         differences: dict[str, dict[int, float]] = {}
         for name, steps in compared(logged, self.loop.steps).items():
             medians = np.median(self.values[name], axis=0)
-            factors[name], differences[name] = {}, {}
+            factors[name] = {}
+            differences[name] = {}
             for step, number in steps.items():
                 value = number.value
                 median = float(medians[step])
@@ -825,10 +836,11 @@ class RunLaw:
         constants.
         """
         shifted = {}
-        for name, all_steps in self.values.items():
-            steps = few[name].shape[1]
+        for name, healthy in self.values.items():
+            with_mistake = few[name]
+            steps = with_mistake.shape[1]
             columns = [
-                _moved(all_steps[:, step], few[name][:, step]) for step in range(steps)
+                _moved(healthy[:, step], with_mistake[:, step]) for step in range(steps)
             ]
             shifted[name] = np.stack(columns, axis=1)
         return shifted
@@ -870,7 +882,8 @@ class RunLaw:
             values = np.log(values)
         variance = self.tolerance**2 + rounding**2 + float(values.var())
         distance = (value - float(values.mean())) / math.sqrt(variance)
-        return Score(max(-FARTHEST, min(distance, FARTHEST)), variance)
+        bounded = max(-FARTHEST, min(distance, FARTHEST))
+        return Score(bounded, variance)
 
     def _correlations(self, keys: Sequence[tuple[str, int]], shrunk: float) -> Floats:
         """The correlations of numbers of healthy runs, (numbers, numbers).
@@ -963,10 +976,14 @@ def _range_of_steps(numbers: Mapping[str, Mapping[int, Logged]], last: int) -> s
     steps = sorted({step for by_step in numbers.values() for step in by_step})
     if not steps:
         return "no step"
-    text = f"steps {steps[0]} to {steps[-1]}"
-    if steps[0] == steps[-1]:
-        text = f"step {steps[0]}"
-    return text if steps[-1] == last else f"{text}: the log ends before step {last}"
+    first_step = steps[0]
+    last_step = steps[-1]
+    text = f"steps {first_step} to {last_step}"
+    if first_step == last_step:
+        text = f"step {first_step}"
+    if last_step != last:
+        text += f": the log ends before step {last}"
+    return text
 
 
 def _mean_log_ratio(scaled: Floats, values: Floats) -> Floats:

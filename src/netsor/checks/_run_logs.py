@@ -133,8 +133,9 @@ def _with_roundings_of_rates(rates: Mapping[int, Logged]) -> dict[int, Logged]:
     and 0.0010 do, may have less: they are rounded to the last digit of their column.
     """
     last_digit = 0.0
-    if len({x.value for x in rates.values()} - {0.0}) > 1 or _end_with_zeros(rates):
-        last_digit = min(x.rounding for x in rates.values())
+    distinct = {rate.value for rate in rates.values()} - {0.0}
+    if len(distinct) > 1 or _end_with_zeros(rates):
+        last_digit = min(rate.rounding for rate in rates.values())
     result = {}
     for step, rate in rates.items():
         of_two_digits = min(rate.rounding, RATE_ROUNDING * abs(rate.value))
@@ -202,7 +203,8 @@ def _names(quantity: str, columns: Mapping[str, str]) -> tuple[str, ...]:
     if quantity in columns:
         return (columns[quantity].lower(),)
     aliases = STEP if quantity == "step" else ALIASES.get(quantity, ())
-    return tuple(dict.fromkeys((quantity.lower(), *aliases)))
+    names = dict.fromkeys((quantity.lower(), *aliases))  # each once, in order
+    return tuple(names)
 
 
 def _refuse_missing(
@@ -276,8 +278,10 @@ def _rounding(text: str) -> float:
     if not digits.isdigit() or len(digits.lstrip("0")) >= 7:
         return 0.0
     decimals = len(mantissa.partition(".")[2])
+    if not decimals:
+        return 0.0
     power = int(exponent) if exponent else 0
-    return float(f"5e{power - decimals - 1}") if decimals else 0.0
+    return float(f"5e{power - decimals - 1}")
 
 
 def rows_of(source: Any) -> tuple[str, list[Row]]:
@@ -375,7 +379,12 @@ def _of_csv(text: bytes, path: Path) -> list[Row]:
     rows = list(csv.DictReader(io.StringIO(decoded), delimiter=separator))
     if not rows:
         raise ValueError(f"the log {named(path)} has no rows below its header")
-    return [{k: v for k, v in row.items() if isinstance(k, str)} for row in rows]
+    return [_without_extra_cells(row) for row in rows]
+
+
+def _without_extra_cells(row: Mapping[Any, Any]) -> Row:
+    """A row without the cells that no column of the head has: their key is None."""
+    return {column: cell for column, cell in row.items() if isinstance(column, str)}
 
 
 def _of_json_lines(text: bytes, path: Path) -> Iterator[Row]:

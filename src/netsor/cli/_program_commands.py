@@ -473,7 +473,9 @@ def _declared_laws(texts: tuple[str, ...]) -> dict[str, Any] | None:
     """The laws of --declared NAME=LAW, by name or pattern; None without any."""
     laws: dict[str, Any] = {}
     for text in texts:
-        pattern, equals, law = (part.strip() for part in text.partition("="))
+        name, equals, text_of_law = text.partition("=")
+        pattern = name.strip()
+        law = text_of_law.strip()
         if not equals or not pattern or not law:
             raise UsageError(
                 f"--declared {shown(text)} must be NAME=LAW, such as"

@@ -71,8 +71,8 @@ def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
     """The counts of a scan: since JAX 0.11 the tree of its inputs has them."""
     if "num_consts" in params:
         return LoopCounts(params["num_consts"], params["num_carry"])
-    consts, carried, _ = (len(list(part)) for part in params["ft_in"])
-    return LoopCounts(consts, carried)
+    consts, carried, _ = params["ft_in"]
+    return LoopCounts(consts=len(list(consts)), carried=len(list(carried)))
 
 
 class Variable(NamedTuple):
@@ -286,6 +286,9 @@ class Recorder:
         avals = [variable.aval for variable in equation.outvars]
         has_several = equation.primitive.multiple_results
         meta = self._meta(equation, inputs)
+        if name == "conv_general_dilated":
+            images = equation.params["dimension_numbers"].lhs_spec
+            meta["channel_axis"] = images[1]
         node = self.record(
             OPERATIONS.get(operation, operation),
             inputs,

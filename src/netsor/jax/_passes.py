@@ -141,8 +141,11 @@ def _squares_by_name(
     terms: dict[str, list[Any]] = {}
     for node, gradient in gradients.items():
         terms.setdefault(parameters[node], []).append(gradient)
-    gradient_by_name = {name: sum(of_nodes) for name, of_nodes in terms.items()}
-    return {name: (gradient**2).sum() for name, gradient in gradient_by_name.items()}
+    squares: dict[str, Any] = {}
+    for name, gradients_of_uses in terms.items():
+        total: Any = sum(gradients_of_uses)
+        squares[name] = (total**2).sum()
+    return squares
 
 
 def _streams(

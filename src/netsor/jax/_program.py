@@ -38,9 +38,10 @@ def program(
 ) -> Program:
     """The program that a JAX model computes at initialisation, on given inputs.
 
-    Its jaxpr is read: calls are inlined, loops over layers are unrolled, and random
-    parameters become matrices and vectors with the laws of their initialisation. JAX
-    computes the values that depend only on the inputs. Widths are those of the model.
+    Its jaxpr is read: calls are inlined, loops over layers are read layer by layer, and
+    random parameters become matrices and vectors with the laws of their initialisation.
+    JAX computes the values that depend only on the inputs. Widths are those of the
+    model.
 
     Parameters
     ----------
@@ -303,8 +304,10 @@ def _pointwise(call: Call, node: Node, args: Sequence[Any]) -> Vectors:
     if not tensors_of_vectors:
         raise Refusal("not of vectors")
     like = tensors_of_vectors[0]
-    beside = [call.beside(x, like) if is_random(x) else np.asarray(x) for x in args]
-    values = [values_beside(like, x) for x in beside]
+    values = []
+    for x in args:
+        operand = call.beside(x, like) if is_random(x) else np.asarray(x)
+        values.append(values_beside(like, operand))
     vectors = [k for k, x in enumerate(values) if isinstance(x, Vector)]
     others = [k for k, x in enumerate(values) if not isinstance(x, Vector)]
     order = [*vectors, *others]

@@ -129,9 +129,14 @@ def branches_of(
         start = streams.skips[k]
         for index in streams.terms(streams.branches[k]):
             output = _output(operations, by_index, index, values)
-            path = by_index[output].path
-            is_deep = streams.reads_its_parameters(index, start)
-            terms.append(Term(index, start, output, path, is_deep))
+            term = Term(
+                operation=index,
+                stream=start,
+                output=output,
+                path=by_index[output].path,
+                is_deep=streams.reads_its_parameters(index, start),
+            )
+            terms.append(term)
     if not terms:
         raise UnsupportedError(
             "no residual stream, a chain of sums x + f(x) as long as the network is"

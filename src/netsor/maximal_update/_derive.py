@@ -140,9 +140,14 @@ def _unscaled_shapes(derived: Derived) -> list[dict[str, Shape]]:
 
 def _repeated_patterns(shapes: Sequence[Mapping[str, Shape]]) -> frozenset[str]:
     """Patterns whose parameters have the same shape in every layer."""
-    groups = [{*map(layer_pattern_of, names)} for names in repeated_groups(shapes)]
-    counts = Counter(pattern for patterns in groups for pattern in patterns)
-    return frozenset(pattern for pattern, count in counts.items() if count == 1)
+    groups_with_pattern: Counter[str] = Counter()
+    for names in repeated_groups(shapes):
+        patterns = {layer_pattern_of(name) for name in names}
+        groups_with_pattern.update(patterns)
+    # one whose layers differ in shape is in several groups
+    return frozenset(
+        pattern for pattern, groups in groups_with_pattern.items() if groups == 1
+    )
 
 
 class Derived(NamedTuple):

@@ -451,14 +451,16 @@ class _Use(NamedTuple):
     def _is_reordered(self, source: Node) -> bool:
         """Whether the result has just the entries of its source."""
         names = {self.graph.name_of(self.nodes[k]) for k in self.operation.chain}
-        same_size = _size(self.values[source]) == _size(self.values[self.node])
-        return bool(names) and names <= VIEWS and same_size
+        if not names or not names <= VIEWS:
+            return False
+        return bool(_size(self.values[source]) == _size(self.values[self.node]))
 
     def _is_pointwise(self, source: Node) -> bool:
         """Whether each entry of the result depends on one entry of an input."""
-        is_one = self.graph.is_pointwise(self.node) and not self.operation.chain
+        if self.operation.chain or not self.graph.is_pointwise(self.node):
+            return False
         result = self._one(_counted(self.operation, self.values[self.node]))
-        return is_one and self.values[source].shape == result.shape
+        return bool(self.values[source].shape == result.shape)
 
 
 def _size(x: Any) -> int:

@@ -70,16 +70,20 @@ def _of_parameter(name: str, exponents: Sequence[float]) -> list[UnlikeRows]:
     counts = Counter(rounded)
     # of two halves, that with the exponent of matrices is right
     usual = max(counts, key=lambda x: (counts[x], -abs(x - OF_MATRICES)))
-    found: list[UnlikeRows] = []
+    unlike: list[UnlikeRows] = []
     for k, exponent in enumerate(rounded):
         change = halves(usual - exponent)
         if not change:
             continue
         part = Part(k / SHARES, (k + 1) / SHARES)
-        if found and found[-1].part.stop == part.start and found[-1].exponent == change:
-            part = Part(found.pop().part.start, part.stop)
-        found.append(UnlikeRows(name, part, change))
-    return found
+        if unlike:
+            # neighbours with the same exponent are one part
+            last = unlike[-1]
+            if last.part.stop == part.start and last.exponent == change:
+                part = Part(last.part.start, part.stop)
+                unlike.pop()
+        unlike.append(UnlikeRows(name, part, change))
+    return unlike
 
 
 def _share(number: float) -> str:

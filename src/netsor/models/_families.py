@@ -321,9 +321,10 @@ def t5(config: Config) -> Fields:
     sizes = config.fields(
         num_layers=6, d_model=512, num_heads=8, d_kv=64, d_ff=2048, vocab_size=32128
     )
-    width, heads, d, hidden = (
-        sizes[name] for name in ("width", "heads", "head_dim", "hidden")
-    )
+    width = sizes["width"]
+    heads = sizes["heads"]
+    d = sizes["head_dim"]
+    hidden = sizes["hidden"]
     feed_forward = config.take("feed_forward_proj", "relu", str)
     gate, _, activation = feed_forward.rpartition("-")
     if gate not in ("", "gated") or activation not in ACTIVATION:

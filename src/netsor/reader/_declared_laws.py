@@ -104,12 +104,16 @@ def _law_of_scipy(frozen: Any, argument: str) -> Parameter:
             std = size / math.sqrt(12)
             law = Distribution("uniform", (location + size / 2, std))
         case "truncnorm":
-            low, high = (location + size * end for end in shapes)
+            start, stop = shapes
+            low = location + size * start
+            high = location + size * stop
             law = truncated_normal(location, size, low, high)
         case "expon" if location == 0:
             law = Distribution("exponential", (1 / size,))
         case "loguniform" | "reciprocal" if location == 0:
-            low, high = (math.log(size * end) for end in shapes)
+            start, stop = shapes
+            low = math.log(size * start)
+            high = math.log(size * stop)
             of_log = ((low + high) / 2, (high - low) / math.sqrt(12))
             law = transformed("exp", Distribution("uniform", of_log))
     if law is None:

@@ -63,7 +63,9 @@ class Equation(NamedTuple):
 def einsum(call: Call, text: str, operands: Sequence[Tensor]) -> Tensor:
     """The sum of products of two tensors that an equation describes."""
     equation = Equation.read(text)
-    x, y = [call.settled(operand) for operand in operands]
+    first, second = operands
+    x = call.settled(first)
+    y = call.settled(second)
     letters_of_one_operand = set(equation.x) ^ set(equation.y)
     refuse_if(
         letters_of_one_operand - set(equation.result),

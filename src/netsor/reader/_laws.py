@@ -22,6 +22,7 @@ from ..functions.quantiles import Distribution
 
 MOVED = "a move to the meta device"  # a problem: it drops the numbers
 NOT_FINITE = "some of its entries are NaN or infinite"
+MAKES_DISCRETE = "makes discrete numbers"  # a note; what does so comes before it
 DECLARED = "declared"  # the note of a law that the user gives as a number
 # laws of i.i.d. entries that are recognised from samples alone
 RECOGNISED = ("normal", "uniform", "truncated normal")
@@ -218,17 +219,19 @@ def law_of_entries(
         zero_rows = _rows_of_zeros(samples)
         samples = [np.delete(sample, zero_rows, axis=0) for sample in samples]
     pooled = np.concatenate([sample.ravel() for sample in samples])
-    moments = float(pooled.mean()), float(pooled.std())
+    mean = float(pooled.mean())
+    std = float(pooled.std())
     measured = _measured(name, shape, samples, pooled)
     measured = replace(measured, zero_rows=zero_rows)
     if not in_one_step:
         return measured
     if drawn is None:
-        is_recognised = measured.law in RECOGNISED
-        return replace(measured, std_error=0.0, note="") if is_recognised else measured
-    if not _can_have_law(measured, samples, moments[0], drawn):
+        if measured.law in RECOGNISED:
+            return replace(measured, std_error=0.0, note="")
         return measured
-    return _with_drawn_law(measured, drawn, moments, entries=pooled.size)
+    if not _can_have_law(measured, samples, mean, drawn):
+        return measured
+    return _with_drawn_law(measured, drawn, moments=(mean, std), entries=pooled.size)
 
 
 def _can_have_law(

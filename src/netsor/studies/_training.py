@@ -327,11 +327,15 @@ class TrainingRequest(_study.Request):
                 " with it"
             )
             raise ArgumentError("grow", self.grow, allowed)
-        rates = self.rates_by_kind
-        reject_idle_settings(
-            self.rules,
-            Setup(model, self.optimiser, self.eps, rates, self.grow, self.no_promise),
+        setup = Setup(
+            model=model,
+            optimiser=self.optimiser,
+            eps=self.eps,
+            rates=self.rates_by_kind,
+            grow=self.grow,
+            no_promise=self.no_promise,
         )
+        reject_idle_settings(self.rules, setup)
 
     @property
     def rates_by_kind(self) -> Mapping[str, float]:

@@ -435,9 +435,9 @@ def _einsum(call: Call, equation: str, tensors: list[Tensor]) -> Tensor:
 @reads(*SOFTMAX)
 def _softmax(call: Call, x: Tensor, dim: int) -> Tensor:
     if isinstance(x, Vectors) and dim % len(x.shape) != x.axis:
-        total = rearrangement.running(call, x, dim, arithmetic.log_of_sum)
-        last = rearrangement.pick(call, total, dim, slice(-1, None))
-        return arithmetic.shares(call, x, last)
+        running_logs = rearrangement.running(call, x, dim, arithmetic.log_of_sum)
+        log_of_total = rearrangement.pick(call, running_logs, dim, slice(-1, None))
+        return arithmetic.shares(call, x, log_of_total)
     return arithmetic.softmax(call, x, dim)
 
 

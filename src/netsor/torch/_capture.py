@@ -288,8 +288,10 @@ def _learn_from_constants(graph: Graph, node: Node, sizes: dict[Any, int]) -> No
 def _learn(sizes: dict[Any, int], shape: Iterable[Any], known: Iterable[int]) -> None:
     """Record the numbers that symbols of a shape stand for."""
     for size, number in zip(shape, known, strict=True):
-        if isinstance(size, torch.SymInt) and size.node.expr.is_Symbol:
-            sizes[size.node.expr] = int(number)
+        if isinstance(size, torch.SymInt):
+            expression = size.node.expr
+            if expression.is_Symbol:
+                sizes[expression] = int(number)
 
 
 def _size(size: Any, sizes: Mapping[Any, int]) -> Any:

@@ -55,11 +55,13 @@ class ComplexPairs:
 
         (a + ib)(c + id) = ac − bd + i(ad + bc).
         """
-        a, b = self.real, self.imag
-        is_tensor = isinstance(other, torch.Tensor)
-        if isinstance(other, int | float) or (is_tensor and not other.is_complex()):
+        a = self.real
+        b = self.imag
+        is_real_tensor = isinstance(other, torch.Tensor) and not other.is_complex()
+        if isinstance(other, int | float) or is_real_tensor:
             return ComplexPairs(a * other, b * other)
-        c, d = other.real, other.imag
+        c = other.real
+        d = other.imag
         return ComplexPairs(real=a * c - b * d, imag=a * d + b * c)
 
     def __rmul__(self, other: Any) -> ComplexPairs:
@@ -189,7 +191,8 @@ def _irfft(x: Any, n: int | None = None, dim: int = -1, norm: str | None = None)
     pairs = ComplexPairs.of(x)
     size = 2 * (pairs.shape[dim] - 1) if n is None else n
     half = size // 2 + 1
-    real, imaginary = _of_size(pairs.real, half, dim), _of_size(pairs.imag, half, dim)
+    real = _of_size(pairs.real, half, dim)
+    imaginary = _of_size(pairs.imag, half, dim)
     cosines, sines = _waves(size, half, like=real)
     # frequencies that are their own conjugates count once
     counts = torch.full((half,), 2.0, dtype=real.dtype)
@@ -288,9 +291,13 @@ def _of_size(x: Any, size: int, dim: int) -> Any:
 
 def _waves(size: int, frequencies: int, like: Any) -> tuple[Any, Any]:
     """cos(2π k t/size) and sin(2π k t/size), (size, frequencies)."""
-    turns = torch.arange(size)[:, None] * torch.arange(frequencies) % size
-    angles = turns.double() * (2 * math.pi / size)
-    return angles.cos().to(like.dtype), angles.sin().to(like.dtype)
+    t = torch.arange(size)[:, None]
+    k = torch.arange(frequencies)
+    # modulo the period, so that large products lose no digits
+    angles = (t * k % size).double() * (2 * math.pi / size)
+    cosines = angles.cos().to(like.dtype)
+    sines = angles.sin().to(like.dtype)
+    return cosines, sines
 
 
 def _scale(size: int, norm: str | None, *, sign: int) -> float:

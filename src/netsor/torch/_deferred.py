@@ -175,8 +175,10 @@ class Pullback:
 
     def __call__(self, *arrays: Any) -> Any:
         """The gradient for each replica."""
-        axes = [*(1 for _ in self.function.arguments), len(self.function.shape)]
-        size = math.prod(self.function.arguments[self.argument].shape)
+        function = self.function
+        # the arguments are flat; the last array is the gradient of the result
+        axes = [1] * len(function.arguments) + [len(function.shape)]
+        size = math.prod(function.arguments[self.argument].shape)
         return _in_batches(self.of_tensors, arrays, axes, shape=(size,))
 
     def output_shape(self, *shapes: Shape) -> Shape:

@@ -296,19 +296,21 @@ def _fingerprints(
     counts = np.zeros(len(names))
     invariants = []
     for k, name in enumerate(names):
+        law = laws[name]
         samples = [sample.entries.reshape(-1) for sample in by_name[name][:MIN_SAMPLES]]
         starts = np.array([x[:COMPARED_ENTRIES].double().numpy() for x in samples])
-        centred = starts - laws[name].mean
+        centred = starts - law.mean
         rows, columns = centred.shape
         standard[k, :rows, :columns] = centred / max(centred.std(), 1e-300)
         counts[k] = centred.size
         norms = np.array([_norms(x) for x in samples])
-        size = math.prod(laws[name].shape)
         relative_norms = norms.ravel() / norms[:, 0].sum()
-        invariants.append([size, *relative_norms])
+        invariants.append([math.prod(law.shape), *relative_norms])
+    # sums over samples and entries, for all pairs of parameters
     products = np.einsum("iab,jab->ij", standard, standard, optimize=True)
+    common_entries = np.minimum.outer(counts, counts)
     return Fingerprints(
-        correlations=products / np.sqrt(np.minimum.outer(counts, counts)),
+        correlations=products / np.sqrt(common_entries),
         counts=counts,
         invariants=np.array(invariants),
     )
@@ -333,20 +335,24 @@ def _with_ties(
         for name, law in laws.items()
         if law.random and law.note != NOT_FINITE and not by_name[name][0].problem
     ]
-    correlations, counts, invariants = _fingerprints(laws, by_name, names)
+    fingerprints = _fingerprints(laws, by_name, names)
     result = dict(laws)
     for k, name in enumerate(names[1:], 1):
-        differences = np.abs(invariants[:k] - invariants[k])
-        has_same_norms = (differences < 1e-5 * invariants[k]).all(axis=1)
+        # compared with the k parameters before it
+        own_invariants = fingerprints.invariants[k]
+        differences = np.abs(fingerprints.invariants[:k] - own_invariants)
+        has_same_norms = (differences < 1e-5 * own_invariants).all(axis=1)
         if has_same_norms.any():
             earlier = names[int(np.argmax(has_same_norms))]
             result[name] = _same_numbers(laws[name], laws[earlier], by_name)
             continue
-        j = int(np.argmax(np.abs(correlations[k, :k])))
+        closest = int(np.argmax(np.abs(fingerprints.correlations[k, :k])))
+        standard_errors = fingerprints.correlations[k, closest]
         # of millions of independent pairs, none has so many standard errors
-        if abs(correlations[k, j]) > 7:
-            r = correlations[k, j] / math.sqrt(min(counts[k], counts[j]))
-            note = f"its correlation with {names[j]} is {np.clip(r, -1, 1):.2f}"
+        if abs(standard_errors) > 7:
+            entries = min(fingerprints.counts[k], fingerprints.counts[closest])
+            r = np.clip(standard_errors / math.sqrt(entries), -1, 1)
+            note = f"its correlation with {names[closest]} is {r:.2f}"
             result[name] = replace(laws[name], law="unknown", note=note)
     return result
 

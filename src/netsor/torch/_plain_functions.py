@@ -85,11 +85,14 @@ def _for_each_axis(number: Any, axes: int) -> tuple[int, ...]:
 
 def _moved(x: Any, axis: int, *, stride: int, before: int, size: int) -> Any:
     """The entries of x at `before`, `before + stride`, … of an axis, and zeros."""
-    after_axis = (0, 0) * (x.ndim - axis - 1)
+    # torch pads from the last axis on: none of those after `axis`
+    no_padding_behind = (0, 0) * (x.ndim - axis - 1)
     if stride > 1:
-        x = functional.pad(x.unsqueeze(axis + 1), (*after_axis, 0, stride - 1))
-        x = x.flatten(axis, axis + 1)
-    return functional.pad(x, (*after_axis, before, size - before - x.shape[axis]))
+        column = x.unsqueeze(axis + 1)
+        with_zeros = functional.pad(column, (*no_padding_behind, 0, stride - 1))
+        x = with_zeros.flatten(axis, axis + 1)
+    after = size - before - x.shape[axis]
+    return functional.pad(x, (*no_padding_behind, before, after))
 
 
 PLAIN_FUNCTIONS = {

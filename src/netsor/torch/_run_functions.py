@@ -141,9 +141,11 @@ def scaled_attention(power: float) -> Callable[[], Replaced]:
         dimensions: dict[tuple[int, ...], int] = {}
 
         def attention(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            size = (args[0] if args else kwargs["query"]).shape[-1]
+            query = args[0] if args else kwargs["query"]
+            size = query.shape[-1]
             scale = kwargs.get("scale") or 1 / math.sqrt(size)
-            return func(*args, **{**kwargs, "scale": scale * size**power})
+            kwargs = {**kwargs, "scale": scale * size**power}
+            return func(*args, **kwargs)
 
         def product(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             result = func(*args, **kwargs)
@@ -151,10 +153,13 @@ def scaled_attention(power: float) -> Callable[[], Replaced]:
             return result
 
         def softmax(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            size = dimensions.get(tuple(args[0].shape), 1) if args else 1
-            if size > 1 and args[0].ndim > 2:
-                args = (args[0] * size**power, *args[1:])
-            return func(*args, **kwargs)
+            if not args:
+                return func(*args, **kwargs)
+            scores, *others = args
+            size = dimensions.get(tuple(scores.shape), 1)
+            if size > 1 and scores.ndim > 2:
+                scores = scores * size**power
+            return func(scores, *others, **kwargs)
 
         products = dict.fromkeys(MATMULS, product)
         return Replaced({**products, ATTENTION: attention, "softmax": softmax})
@@ -186,13 +191,17 @@ def without_residuals(which: int | None) -> Callable[[], Replaced]:
 
         def add(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             nonlocal count
-            terms = [x for x in args[:2] if id(x) not in stream]
-            if len(terms) == len(args[:2]):
+            operands = args[:2]
+            terms = [x for x in operands if id(x) not in stream]
+            if len(terms) == len(operands):
                 return func(*args, **kwargs)
-            is_residual = len(terms) == 1 and _is_of_shape(terms[0], args[:2])
-            is_left_out = is_residual and which in (None, count % 2)
+            is_residual = len(terms) == 1 and _is_of_shape(terms[0], operands)
+            without_stream = is_residual and which in (None, count % 2)
             count += is_residual
-            result = terms[0] + 0.0 if is_left_out else func(*args, **kwargs)
+            if without_stream:
+                result = terms[0] + 0.0  # a new tensor, with an id of its own
+            else:
+                result = func(*args, **kwargs)
             stream[id(result)] = result
             return result
 

@@ -93,14 +93,16 @@ def _gathered(p: Any) -> Whole:
     from torch import distributed
 
     tensor = p.detach().full_tensor().cpu()
+    # axes that are cut, each with the number of its shards
     cuts = [
         (placement.dim, size)
         for placement, size in zip(p.placements, p.device_mesh.shape, strict=True)
         if placement.is_shard() and size > 1
     ]
-    shards = None
+    shards = None  # those of one axis
     if len(cuts) == 1:
         ((axis, count),) = cuts
+        # torch cuts as `chunk` does
         sizes = tuple(len(part) for part in torch.arange(p.shape[axis]).chunk(count))
         shards = Shards(axis, sizes)
     entries_as_bytes = tensor.reshape(-1).view(torch.uint8).numpy()

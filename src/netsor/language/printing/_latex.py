@@ -126,13 +126,15 @@ def formula(outputs: Sequence[Value], report: Report) -> str:
     limits = writer.limits(outputs, report)
     if limits:
         lines += [LIMITS, *limits]
-    return "\\begin{gathered}\n" + " \\\\\n".join(lines) + "\n\\end{gathered}"
+    body = " \\\\\n".join(lines)
+    return f"\\begin{{gathered}}\n{body}\n\\end{{gathered}}"
 
 
 def _status(report: Report, sentence: str, escape: Callable[[str], str]) -> str:
     """The status of the limit: proved or conjectured."""
     if report.verdict == NO_LIMIT:
-        return f"The limit does not exist: {escape('; '.join(report.reasons))}."
+        reasons = "; ".join(report.reasons)
+        return f"The limit does not exist: {escape(reasons)}."
     if report.verdict == CONJECTURED:
         return sentence % escape("conjectured")
     return sentence % escape(f"proved, {report.theorem}")
@@ -365,8 +367,9 @@ class Writer:
 
         Equal selections share a name.
         """
-        key = shape, flat.shape, flat.tobytes()
-        number = self.selections.setdefault(key, len(self.selections) + 1)
+        selection = (shape, flat.shape, flat.tobytes())
+        next_number = len(self.selections) + 1
+        number = self.selections.setdefault(selection, next_number)
         return rf"\pi_{{{number}}}"
 
     def _selection(self, flat: Ints, shape: Shape) -> str:
@@ -433,10 +436,10 @@ class Writer:
         if report.verdict == NO_LIMIT:
             return []
         if not self.paper:
-            lines = list(chain.from_iterable(map(self.limit, self.values)))
-            return lines + self.shared(self.values)
-        laws = list(chain.from_iterable(map(self.law, outputs)))
-        lines = []
+            limits = [self.limit(value) for value in self.values]
+            return [*chain.from_iterable(limits), *self.shared(self.values)]
+        laws = list(chain.from_iterable(self.law(output) for output in outputs))
+        lines: list[str] = []
         # A value that a line mentions needs its own line, which may mention others: the
         # lines are written again until they mention no new value.
         count_before = -1
@@ -444,8 +447,8 @@ class Writer:
             count_before = len(self.needed)
             defined = [value for value in self.values if value in self.needed]
             not_returned = [value for value in defined if value not in outputs]
-            lines = list(chain.from_iterable(map(self.limit, not_returned)))
-            lines += self.shared(defined)
+            limits = [self.limit(value) for value in not_returned]
+            lines = [*chain.from_iterable(limits), *self.shared(defined)]
         if not laws:
             return lines
         inside = r" \\ ".join(laws)
@@ -631,11 +634,12 @@ class Writer:
     def expectation(self, x: Vector, i: Indices, y: Vector, j: Indices) -> str:
         """E[Z^x Z^y] of entries i and j, given the scores; of data, ⟨x, y⟩/n."""
         if isinstance(x.op, Data) and isinstance(y.op, Data):
-            return (
-                rf"{tex.grouped(x.width)}^{{-1}} \langle {self.ref(x, i)},"
-                rf" {self.ref(y, j)} \rangle"
-            )
-        return rf"\mathbb{{E}}[{self.z(x, i)} {self.z(y, j)}{self.condition(x, y)}]"
+            width = tex.grouped(x.width)
+            product = rf"\langle {self.ref(x, i)}, {self.ref(y, j)} \rangle"
+            return rf"{width}^{{-1}} {product}"
+        z_x = self.z(x, i)
+        z_y = self.z(y, j)
+        return rf"\mathbb{{E}}[{z_x} {z_y}{self.condition(x, y)}]"
 
     def product(
         self, x: Vector, i: Indices, y: Vector, j: Indices, used: tuple[str, ...] = ()
@@ -766,7 +770,8 @@ def _batches_of_sources(values: Sequence[Value]) -> dict[Source, Shape]:
         if isinstance(value.op, Acting):
             weight = value.op.weight
             batches.setdefault(weight.source, (weight.count,))
-            if np.array_equal(weight.members.ravel(), np.arange(weight.count)):
+            in_order = np.arange(weight.count)
+            if np.array_equal(weight.members.ravel(), in_order):
                 batches[weight.source] = weight.batch
     return batches
 

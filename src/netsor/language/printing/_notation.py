@@ -102,7 +102,8 @@ def _weight_law(weight: Weight) -> str:
     count = weight.members.size
     matrices = "matrix" if count == 1 else f"{count} matrices"
     size = f"{weight.out_width}×{weight.in_width}"
-    return f"{matrices} {size}, entries N(0, {weight.std**2:g}/{weight.fan.grouped})"
+    law = f"N(0, {weight.std**2:g}/{weight.fan.grouped})"
+    return f"{matrices} {size}, entries {law}"
 
 
 def _shape_text(value: Value) -> str:
@@ -225,7 +226,8 @@ def escape(text: str) -> str:
         text = text.replace(character, replacement)
     text = re.sub(r"([_&%$#{}])", r"\\\1", text)
     text = re.sub(r"[\^~]", r"\\\g<0>{}", text)
-    return re.sub(r"[<>]", r"$\g<0>$", text).encode("ascii", "replace").decode()
+    text = re.sub(r"[<>]", r"$\g<0>$", text)
+    return text.encode("ascii", "replace").decode()
 
 
 def decimal(number: float) -> str:
@@ -243,9 +245,11 @@ def gaussian_law(mean: Floats, factor: Floats) -> str:
     """
     rows = factor.reshape(mean.size, factor.shape[-1])
     cov = rows @ rows.T
+    variance = cov[0, 0]
     centre = numbers(mean.ravel(), r"\mu")
-    if np.array_equal(cov, cov[0, 0] * np.eye(mean.size)):
-        return rf"\mathcal N({centre}, {decimal(cov[0, 0])})"
+    is_multiple_of_identity = np.array_equal(cov, variance * np.eye(mean.size))
+    if is_multiple_of_identity:
+        return rf"\mathcal N({centre}, {decimal(variance)})"
     if mean.size > MAX_MATRIX_ROWS:
         return rf"\mathcal N({centre}, \Sigma) \text{{ with a given }} \Sigma"
     lines = [" & ".join(map(decimal, row)) for row in cov]
@@ -270,8 +274,9 @@ def constant_vectors(mean: Floats, i: Indices) -> tuple[str, str]:
 
     With it comes the text that defines it, "" for a number.
     """
-    if (mean == mean.ravel()[0]).all():
-        return decimal(mean.ravel()[0]), ""
+    first = mean.ravel()[0]
+    if (mean == first).all():
+        return decimal(first), ""
     name = r"\mu" + below(i, mean.shape)
     listed = numbers(mean.ravel(), "")
     if not listed:

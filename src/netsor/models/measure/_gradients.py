@@ -384,9 +384,11 @@ class Gradients:
         for batch in self._batches(values):
             weight = weights[batch.parameter]
             out_width = weight.drawn.out_width.bind(self.widths)
-            size = weight.std**2 * len(batch.members) * out_width
+            size: float | Scalar = weight.std**2 * len(batch.members) * out_width
             std = weight.source.std_factor
-            total = total + (size if std is None else size * (std * std))
+            if std is not None:
+                size = size * (std * std)
+            total = total + size
         return total
 
 
@@ -417,7 +419,9 @@ def _parameter_name(x: Vector) -> str | None:
     """
     if isinstance(x.op, Nonlin) and isinstance(x.op.f, Quantile):
         return x.op.f.parameter
-    return x.op.source.name if isinstance(x.op, Gaussian) else None
+    if isinstance(x.op, Gaussian):
+        return x.op.source.name
+    return None
 
 
 def _members(weight: Weight) -> tuple[int, ...]:
@@ -439,6 +443,9 @@ def _variance(table: Vector) -> float | Scalar:
         assert isinstance(table.op.f, Quantile)
         return table.op.f.mean_square
     assert isinstance(table.op, Gaussian)
-    variance = float(np.mean(np.sum(table.op.factor**2, axis=-1)))
+    variances = np.sum(table.op.factor**2, axis=-1)
+    variance: float | Scalar = float(np.mean(variances))
     std = table.op.source.std_factor
-    return variance if std is None else variance * (std * std)
+    if std is not None:
+        variance = variance * (std * std)
+    return variance

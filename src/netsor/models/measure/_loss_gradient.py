@@ -236,7 +236,7 @@ def _head_ends(
     xp = array_namespace(*arrays)
     t = arrays[0].shape[-2]
     moments = sums.moments
-    # with p · slope for s
+    # divided by the mass, s = e^(logit − top) · slope becomes p · slope
     mass = moments.mass
     products = sums.products / mass
     squares = sums.squares / (mass * xp.matrix_transpose(mass))
@@ -490,8 +490,10 @@ def _tied_logits(model: Description, traced: Trace, y: Vector, limit: bool) -> S
     if model.padding is None:
         return known
     if model.padding in ids:
-        return known * np.where(np.array(ids) == model.padding, 0.0, 1.0)
-    return join([known, constant(np.zeros((y.size, 1)))], axis=1)
+        is_padding = np.array(ids) == model.padding
+        return known * np.where(is_padding, 0.0, 1.0)
+    of_padding = constant(np.zeros((y.size, 1)))
+    return join([known, of_padding], axis=1)
 
 
 def _pieces(vectors: int, words: int) -> tuple[Scalar, ...]:
@@ -622,7 +624,9 @@ def _head_numbers(words: Logits, columns: tuple[int, ...]) -> Scalar:
     """
     # every array is a matrix for each draw: its last two axes
     apply_to_matrices = partial(apply, axes=2, name="of_head")
-    arrays = [] if words.known is None else [words.known]
+    arrays: list[Scalar] = []
+    if words.known is not None:
+        arrays.append(words.known)
     if words.root is not None:
         arrays += [words.root, words.noise[0]]
     if not words.is_in_pieces:

@@ -245,6 +245,7 @@ class Probes:
         program._gaussian = self._gaussian
         if isinstance(self.source, ProgramModel):
             program._notes = self.source.program._notes
+            program._counts_draws = self.source.program._counts_draws
         return program
 
     @property
@@ -413,7 +414,10 @@ def _row_of_logits(logits: Scalar, target: Any) -> dict[str, Scalar]:
     """
     tokens = logits.shape[0]
     numbers = apply(of_logits, logits, axes=2)
-    std, mean_log_normaliser, max_probability = (numbers[k] for k in range(3))
+    # in the order of `of_logits`
+    std = numbers[0]
+    mean_log_normaliser = numbers[1]
+    max_probability = numbers[2]
     # the cross-entropy of a token is log Σ e^logit minus the logit of its target
     mean_target_logit = (target * logits).sum() / tokens
     return {

@@ -75,7 +75,8 @@ def of_attention(scores: Array, weights: Array, *, allowed: Bools) -> Array:
     largest weight, over heads and the pairs in `allowed`, (s, t) or (heads, s, t). The
     entropy of a row is divided by that of the uniform row over its allowed entries, and
     averaged. Entropy and largest weight skip rows with one allowed entry, which have no
-    choice; if all rows are like this (a window of one token), both are 1.
+    choice. If all rows of a head are like this (a window of one token), both are 1 for
+    it, and 1 is then the largest weight of all heads.
     """
     if allowed.ndim == 3:
         by_head = _of_heads_with_masks(scores, weights, allowed)
@@ -194,7 +195,8 @@ def _stacked(*arrays: Array) -> Array:
     """
     xp = array_namespace(*arrays)
     shape = np.broadcast_shapes(*(array.shape for array in arrays))
-    return xp.stack([xp.broadcast_to(array, shape) for array in arrays], axis=-1)
+    of_one_shape = [xp.broadcast_to(array, shape) for array in arrays]
+    return xp.stack(of_one_shape, axis=-1)
 
 
 def flat(scores: Array) -> Array:
@@ -290,10 +292,11 @@ def joined(*arrays: Array) -> Array:
     For example, shapes (5, 1, 2) and (7, 3) become (5, 7, 5).
     """
     xp = array_namespace(*arrays)
-    shape = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
+    other_axes = np.broadcast_shapes(*(array.shape[:-1] for array in arrays))
     broadcast = []
     for array in arrays:
-        broadcast.append(xp.broadcast_to(array, (*shape, array.shape[-1])))
+        length = array.shape[-1]
+        broadcast.append(xp.broadcast_to(array, (*other_axes, length)))
     return xp.concat(broadcast, axis=-1)
 
 
@@ -316,7 +319,9 @@ def batches(
     words = noise.shape[-1]
     words_at_a_time = words
     if isinstance(noise, np.ndarray):
-        rows = max(math.prod(root.shape[:-1]), math.prod(noise.shape[:-1]), 1)
+        rows_of_root = math.prod(root.shape[:-1])
+        rows_of_noise = math.prod(noise.shape[:-1])
+        rows = max(rows_of_root, rows_of_noise, 1)
         words_at_a_time = max(1, LOGITS_PER_BATCH // rows)
     for start in range(0, words, words_at_a_time):
         noise_of_batch = noise[..., start : start + words_at_a_time]
@@ -484,7 +489,8 @@ def _entropy(p: Array) -> Array:
     # PyTorch, in one pass; its `entr` is compiled at the first call, for a second
     if hasattr(xp, "xlogy"):
         return -xp.sum(xp.xlogy(p, p), axis=-1)
-    return -xp.sum(p * xp.log(xp.clip(p, MIN_PROBABILITY, None)), axis=-1)
+    log_p = xp.log(xp.clip(p, MIN_PROBABILITY, None))
+    return -xp.sum(p * log_p, axis=-1)
 
 
 # Ranges: the largest absolute value of an activation, over all its tokens, heads and

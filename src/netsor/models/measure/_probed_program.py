@@ -208,7 +208,9 @@ class ProbedProgram:
             return None
         # the first is the stream before the first block
         return StreamSizes(
-            tuple(tokens[1:]), tuple(numbers[1:]), numbers_before=numbers[0]
+            tokens=tuple(tokens[1:]),
+            numbers=tuple(numbers[1:]),
+            numbers_before=numbers[0],
         )
 
     @cached_property
@@ -310,7 +312,9 @@ def mask_of(block: Block) -> Bools:
     head, they are (heads, queries, keys).
     """
     probes = (*block.get("scores", ()), *block.get("weights", ()))
-    if any(probe.mask is not None and probe.mask.ndim == 3 for probe in probes):
+    masks = [probe.mask for probe in probes if probe.mask is not None]
+    have_mask_by_head = any(mask.ndim == 3 for mask in masks)
+    if have_mask_by_head:
         name = "scores" if "scores" in block else "weights"
         return np.concatenate([_mask_by_head(probe) for probe in block[name]])
     mask = _common_mask(probes)

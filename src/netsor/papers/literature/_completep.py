@@ -81,15 +81,15 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
 
     output, branches = _forward(x, matrices, share)
     labels = rng.integers(CLASSES, size=BATCH)
-    by_output = _loss_gradient(output, readout, labels)
-    by_branch = _backward(by_output, branches, matrices, share)
+    output_gradient = _loss_gradient(output, readout, labels)
+    branch_gradient = _backward(output_gradient, branches, matrices, share)
 
     # the step of Adam on the first matrix of branch 2
     before, hidden = branches[1]
     w_in, w_out = matrices[1]
     active = np.maximum(before, 0)
-    by_hidden = share * GAIN * (by_branch @ w_out) * (hidden > 0)
-    gradient = GAIN * (by_hidden.T @ active)
+    hidden_gradient = share * GAIN * (branch_gradient @ w_out) * (hidden > 0)
+    gradient = GAIN * (hidden_gradient.T @ active)
     rate = RATE * (depth / 2) ** (alpha - 1)
     eps = EPS * (depth / 2) ** -alpha
     change = -rate * gradient / (np.abs(gradient) + eps)
@@ -102,11 +102,11 @@ def distance(depth: int, alpha: float, rng: np.random.Generator) -> Distance:
 
     # its linearisations h_0 + d, by all entries of the change or only its first row
     slope = GAIN**2 * np.outer(row_of_w_out * (hidden[0] > 0), active[0])
-    by_all_entries = h_0 + np.sum(change * slope)
-    by_first_row = h_0 + np.sum(change[0] * slope)
+    linear = h_0 + np.sum(change * slope)
+    linear_by_first_row = h_0 + np.sum(change[0] * slope)
     return Distance(
-        all_entries=float(np.abs((h_1 - by_all_entries) / by_all_entries)),
-        first_row=float(np.abs((h_1 - by_first_row) / by_first_row)),
+        all_entries=float(np.abs((h_1 - linear) / linear)),
+        first_row=float(np.abs((h_1 - linear_by_first_row) / linear_by_first_row)),
     )
 
 

@@ -105,9 +105,11 @@ def _grown(score: Array, log: Array) -> Array:
     It is about p where e^(2λ) is tiny, also where that underflows to 0.
     """
     square = np.exp(2 * log)
-    small = np.abs(square * score) < 1e-8
-    exact = np.expm1(square * score) / np.where(small, 1.0, square)
-    return np.where(small, score * (1 + square * score / 2), exact)
+    exponent = square * score
+    is_small = np.abs(exponent) < 1e-8
+    quotient = np.expm1(exponent) / np.where(is_small, 1.0, square)
+    series = score * (1 + exponent / 2)
+    return np.where(is_small, series, quotient)
 
 
 def _sized(r: Vector) -> tuple[Vector, Scalar]:

@@ -123,10 +123,10 @@ def gradient_norms(weights: Array, values: Array, tokens: Array) -> Growth:
 
     # both relative to their values at L = l, where P = M = 1
     size = np.linalg.norm
-    at_first_layer = len(y) ** 1.5 * size(y)
-    of_code = size(p) ** 2 * size(m) * size(m @ y) / at_first_layer
-    at_first_layer = math.sqrt(len(y)) * size(y)
-    of_gradient = size(p @ y) * size(m) / at_first_layer
+    code_at_first_layer = len(y) ** 1.5 * size(y)
+    of_code = size(p) ** 2 * size(m) * size(m @ y) / code_at_first_layer
+    gradient_at_first_layer = math.sqrt(len(y)) * size(y)
+    of_gradient = size(p @ y) * size(m) / gradient_at_first_layer
 
     per_layer = 1 / (LAST - FIRST)
     return Growth(float(of_code) ** per_layer, float(of_gradient) ** per_layer)

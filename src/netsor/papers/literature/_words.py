@@ -436,11 +436,10 @@ def _orders(numbers: Numbers) -> Claim:
     lines = []
     for name in ("ReLU", "GELU"):
         cosine = _last(numbers, name, _longest(numbers))
-        low, high = (
-            preference(cosine.value + side * cosine.error, 32_000, _logit_std())
-            for side in (-1, 1)
-        )
-        ratio = preference(cosine.value, 32_000, _logit_std())
+        std = _logit_std()
+        low = preference(cosine.value - cosine.error, 32_000, std)
+        high = preference(cosine.value + cosine.error, 32_000, std)
+        ratio = preference(cosine.value, 32_000, std)
         estimate = Estimate(-ratio, (high - low) / 2)
         verdicts.append(decide_below(estimate, -PROBABILITY_MIN))
         lines.append(f"{name} {ratio:.0f}")

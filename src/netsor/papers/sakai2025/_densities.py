@@ -161,8 +161,13 @@ class Plan:
 
     def part(self, case: Case, trial: int) -> TrialTask:
         """One trial of a case."""
-        samples = self.samples or case.samples
-        return TrialTask(case, trial, samples, self.seed, self.backend)
+        return TrialTask(
+            case=case,
+            trial=trial,
+            samples=self.samples or case.samples,
+            seed=self.seed,
+            backend=self.backend,
+        )
 
     def parts(self, figure: Figure) -> list[TrialTask]:
         """The trials that a figure needs.

@@ -561,7 +561,14 @@ def result_of(request: Request, measured: Iterable[Draws]) -> Audit | Comparison
         for tokens in request.lengths:
             actual = by_case.get((model, tokens, False))
             limit = by_case.get((model, tokens, True))
-            lengths.append(LengthResult(request, model, tokens, actual, limit))
+            result = LengthResult(
+                request=request,
+                model=model,
+                tokens=tokens,
+                actual=actual,
+                limit=limit,
+            )
+            lengths.append(result)
         audits.append(Audit(lengths))
     return audits[0] if len(audits) == 1 else Comparison(audits)
 
@@ -578,4 +585,10 @@ def joined(subject: AuditCase, parts: list[Arrays], precision: str) -> Draws:
         elif name != "seconds":
             arrays[name] = np.concatenate([part[name] for part in parts])
     seconds = float(sum(part.get("seconds", 0.0) for part in parts))
-    return Draws(subject, arrays, seconds, precision, quadrature_errors)
+    return Draws(
+        subject=subject,
+        arrays=arrays,
+        seconds=seconds,
+        precision=precision,
+        moved=quadrature_errors,
+    )

@@ -491,11 +491,19 @@ def _pairs(first: LengthResult, second: LengthResult, name: str) -> Iterator[_Pa
     rounding = max(
         EQUALITY_RTOL[first.best.precision], EQUALITY_RTOL[second.best.precision]
     )
-    for pair_of_blocks in blocks:
-        x = draws[pair_of_blocks[0]]
-        y = other_draws[pair_of_blocks[1]]
-        distance = float(_distance(x, y, EVERY[name].log, rounding))
-        yield _Pair(pair_of_blocks, first, second, x, y, rounding, distance)
+    for block, other_block in blocks:
+        x = draws[block]
+        y = other_draws[other_block]
+        distance = _distance(x, y, EVERY[name].log, rounding)
+        yield _Pair(
+            blocks=(block, other_block),
+            first=first,
+            second=second,
+            x=x,
+            y=y,
+            rounding=rounding,
+            distance=float(distance),
+        )
 
 
 def _distance(

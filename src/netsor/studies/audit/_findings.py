@@ -144,10 +144,11 @@ def _order_statistics(n: int, q: float) -> tuple[int, int]:
         math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
         for i in range(n + 1)
     ]
-    count = np.arange(n + 1)
-    probability = np.exp(
-        np.array(log_choose) + count * math.log(q) + (n - count) * math.log1p(-q)
+    below = np.arange(n + 1)  # the values i of B
+    log_probability = (
+        np.array(log_choose) + below * math.log(q) + (n - below) * math.log1p(-q)
     )
+    probability = np.exp(log_probability)
     at_most = np.cumsum(probability)  # P(B ≤ i)
     at_least = np.cumsum(probability[::-1])  # P(B ≥ n − i)
     j = int(np.sum(at_most <= LEVEL / 2))  # the largest with P(B < j) ≤ LEVEL/2

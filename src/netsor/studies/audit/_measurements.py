@@ -131,6 +131,7 @@ class Draws(Mapping[str, Floats]):
             moved = _from_embedding(self.moved, name)
             error = np.sqrt(np.mean(np.square(moved), axis=0))
         median, low, high = band(draws)
+        # quantities of the output belong to no block
         block_numbers = None if blocks == [None] else np.array(blocks)
         return Band(
             blocks=block_numbers, median=median, low=low, high=high, error=error

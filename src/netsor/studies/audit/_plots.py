@@ -74,10 +74,11 @@ def _is_measured(quantity: Quantity, models: Sequence[LengthResult]) -> bool:
 
 def figure(models: Sequence[LengthResult], name: str, prefix: str = "") -> Figure:
     """The figure of a quantity against depth."""
-    meaning = EVERY[name].meaning
+    quantity = EVERY[name]
+    meaning = quantity.meaning
     caption = f"{meaning[0].upper()}{meaning[1:]}."
-    draw = _together if EVERY[name] in TOGETHER else _against_depth
-    return svg_figure(prefix + name, caption, draw, models, EVERY[name])
+    draw = _together if quantity in TOGETHER else _against_depth
+    return svg_figure(prefix + name, caption, draw, models, quantity)
 
 
 def _kinds(models: Sequence[LengthResult], group: Quantity) -> list[Quantity]:

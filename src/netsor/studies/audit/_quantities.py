@@ -42,8 +42,14 @@ def _quantities(**texts: tuple[str, str]) -> tuple[Quantity, ...]:
     """Quantities by their names, each with its title and its meaning."""
     quantities = []
     for name, (title, meaning) in texts.items():
-        digits = 4 if name == "loss" else 3
-        quantities.append(Quantity(name, title, meaning, name in LOG, digits))
+        quantity = Quantity(
+            name=name,
+            title=title,
+            meaning=meaning,
+            log=name in LOG,
+            digits=4 if name == "loss" else 3,
+        )
+        quantities.append(quantity)
     return tuple(quantities)
 
 

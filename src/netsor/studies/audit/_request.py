@@ -345,11 +345,11 @@ class Request(_study.Request):
     ) -> AuditCase:
         """The case of a model at one length and one set of widths."""
         return AuditCase(
-            model,
-            tokens,
-            self.ids,
-            infinite,
-            gradients,
+            model=model,
+            tokens=tokens,
+            ids=self.ids,
+            infinite=infinite,
+            gradients=gradients,
             ranges=self.ranges and not infinite,
             # one plan for all precisions
             backend=dataclasses.replace(self.backend, precision="float64"),

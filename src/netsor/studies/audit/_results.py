@@ -193,11 +193,11 @@ class Audit(AuditResult, LengthResult):
         self.audits = (self,)
         shortest = lengths[0]
         super().__init__(
-            shortest.request,
-            shortest.model,
-            shortest.tokens,
-            shortest.actual,
-            shortest.limit,
+            request=shortest.request,
+            model=shortest.model,
+            tokens=shortest.tokens,
+            actual=shortest.actual,
+            limit=shortest.limit,
         )
 
     def __repr__(self) -> str:

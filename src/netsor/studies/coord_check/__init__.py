@@ -165,11 +165,11 @@ def coord_check(
     if is_function(model):
         trained = of_module(
             model,
-            widths,
-            optimiser,
-            lr,
-            ids,
-            steps,
+            widths=widths,
+            optimiser=optimiser,
+            lr=lr,
+            ids=ids,
+            steps=steps,
             parametrisation=parametrisation,
             vectors=vectors,
         )
@@ -217,7 +217,14 @@ def of_module(
     JAX models becomes one of their programs, which have the ids, and an optimiser of
     PyTorch or optax becomes one of `ns.step`.
     """
-    unchanged = TrainedFunction(build, optimiser, lr, ids, parametrisation, vectors)
+    unchanged = TrainedFunction(
+        build=build,
+        optimiser=optimiser,
+        lr=lr,
+        ids=ids,
+        parametrisation=parametrisation,
+        vectors=vectors,
+    )
     integers = [n for n in widths or Request.default_widths if isinstance(n, int)]
     width = integers[0] if integers else 0
     if makes_jax_model_of_width(build, width):
@@ -233,7 +240,9 @@ def of_module(
                 parametrisation,
                 "left out for a JAX model: give the optimiser of the rule's file",
             )
-        return _of_jax_model(build, width, optimiser, lr, ids, steps)
+        return _of_jax_model(
+            build, width=width, optimiser=optimiser, lr=lr, ids=ids, steps=steps
+        )
     if "torch" not in sys.modules:  # no module without torch
         return unchanged
     from ...torch._network import makes_module
@@ -243,15 +252,23 @@ def of_module(
     if parametrisation is not None:
         trained = _under_rule(
             build,
-            width,
-            optimiser,
-            lr,
-            ids,
-            parametrisation,
-            checked_vectors(vectors),
+            width=width,
+            optimiser=optimiser,
+            lr=lr,
+            ids=ids,
+            parametrisation=parametrisation,
+            vectors=checked_vectors(vectors),
         )
     else:
-        trained = _of_torch_module(build, width, optimiser, lr, ids, steps, vectors)
+        trained = _of_torch_module(
+            build,
+            width=width,
+            optimiser=optimiser,
+            lr=lr,
+            ids=ids,
+            steps=steps,
+            vectors=vectors,
+        )
     parameters = build(width).named_parameters()
     trainable = tuple(name for name, p in parameters if p.requires_grad)
     return trained._replace(trainable=trainable)

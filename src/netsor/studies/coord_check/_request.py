@@ -229,16 +229,16 @@ def measured(net: Network, optimiser: str, steps: int = 1) -> dict[Entry, Scalar
     Changes over all steps come first; those after fewer steps, which have the number of
     the step, come last.
     """
-    *earlier, last = _values_after_steps(net, optimiser, steps)
+    *after_earlier_steps, after_all = _values_after_steps(net, optimiser, steps)
     squares: dict[Entry, Scalar] = {}
-    for watched, after in zip(net.watched, last.watched, strict=True):
+    for watched, after in zip(net.watched, after_all.watched, strict=True):
         name, block, before, mask = watched
         squares[Entry(SIZE, name, block)] = square(before, mask)
         squares[Entry(CHANGE, name, block)] = square(after - before, mask)
-    squares |= _squares_of_updates(net, last)
+    squares |= _squares_of_updates(net, after_all)
     squares[Entry(SIZE, "loss")] = net.loss
-    squares[Entry(CHANGE, "loss")] = _loss_change(net, last)
-    for step_number, values in enumerate(earlier, 1):
+    squares[Entry(CHANGE, "loss")] = _loss_change(net, after_all)
+    for step_number, values in enumerate(after_earlier_steps, 1):
         for watched, after in zip(net.watched, values.watched, strict=True):
             name, block, before, mask = watched
             entry = Entry(what=CHANGE, name=name, block=block, step=step_number)
@@ -255,13 +255,14 @@ def _squares_of_updates(net: Network, after: ValuesAfterStep) -> dict[Entry, Sca
     squares: dict[Entry, Scalar] = {}
     for use, product in zip(net.acts, after.products, strict=True):
         if isinstance(product.op, SteppedMatMul):
-            assert isinstance(use.value.op, MatMul)
-            with_x_before = replace(product.op, x=use.value.op.x)
-            change = replace(product, op=with_x_before) - use.value
-            factor = net.factors.get(use.value, 1.0)
+            before = use.value  # W x
+            assert isinstance(before.op, MatMul)
+            stepped_weight = replace(product.op, x=before.op.x)
+            change = replace(product, op=stepped_weight) - before
+            factor = net.factors.get(before, 1.0)
             squares[Entry(UPDATE, use.kind, use.block)] = square(change) * factor**2
-    for (name, before), vector in zip(net.vectors.items(), after.vectors, strict=True):
-        squares[Entry(UPDATE, name)] = square(vector - before)
+    for name, stepped in zip(net.vectors, after.vectors, strict=True):
+        squares[Entry(UPDATE, name)] = square(stepped - net.vectors[name])
     return squares
 
 

@@ -237,8 +237,9 @@ class Sweep:
         exponents = {}
         for k, start in enumerate(finite[:-1]):
             curves = [self.curves[width] for width in finite[k:]]
-            x = np.log(finite[k:])
-            coefficients = (x - x.mean()) / ((x - x.mean()) ** 2).sum()
+            log_widths = np.log(finite[k:])
+            deviations = log_widths - log_widths.mean()
+            coefficients = deviations / (deviations**2).sum()  # of least squares
             value = float(coefficients @ [curve.vertex for curve in curves])
             vertices = np.array([curve.vertices for curve in curves])
             resampled = coefficients @ vertices  # (samples,)

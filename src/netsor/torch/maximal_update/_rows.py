@@ -28,27 +28,34 @@ def rows_unlike_others(
     parameters whose first axis grows are fused.
     """
     ends = (widths[0], widths[-1])
-    modules = [[new(width, k) for k in range(draws)] for width in ends]
-    first, last = (
-        [parameters_of(module) for module in of_width] for of_width in modules
-    )
+    # by width, of each initialisation: the parameters by name
+    parameters = [
+        [parameters_of(new(width, k)) for k in range(draws)] for width in ends
+    ]
+    narrow = parameters[0][0]
+    wide = parameters[1][0]
     fused = [
         name
-        for name, p in first[0].items()
-        if p.ndim > 1 and name in last[0] and SHARES <= len(p) < len(last[0][name])
+        for name, p in narrow.items()
+        if p.ndim > 1 and name in wide and SHARES <= len(p) < len(wide[name])
     ]
     sizes = [
         {name: _sizes_of_rows([draw[name] for draw in of_width]) for name in fused}
-        for of_width in (first, last)
+        for of_width in parameters
     ]
     return unlike_rows(sizes, ends)
 
 
 def _sizes_of_rows(draws: Sequence[Any]) -> list[SizeOfRows]:
     """The sizes of the numbers in each share of the rows, over all initialisations."""
+    # each row with the numbers of all initialisations
     rows = torch.stack([p.detach() for p in draws], dim=1).flatten(1)
     bounds = [round(k * len(rows) / SHARES) for k in range(SHARES + 1)]
-    return [_size(rows[start:stop].square()) for start, stop in pairwise(bounds)]
+    sizes = []
+    for start, stop in pairwise(bounds):
+        squares = rows[start:stop].square()
+        sizes.append(_size(squares))
+    return sizes
 
 
 def _size(squares: Any) -> SizeOfRows:
@@ -62,6 +69,7 @@ def _size(squares: Any) -> SizeOfRows:
 
 def multiply_rows(p: Any, rows: UnlikeRows, width: float) -> None:
     """Multiply rows of a parameter by their power of the width, in place."""
-    start, stop = round(rows.part.start * len(p)), round(rows.part.stop * len(p))
+    start = round(rows.part.start * len(p))
+    stop = round(rows.part.stop * len(p))
     with torch.no_grad():
         p[start:stop] *= width**rows.exponent
