@@ -435,7 +435,9 @@ class Outputs:
         self.values = {}
         with torch.no_grad():
             logits_of(self.model, batch)
-        return self.values
+        recorded = self.values
+        self.values = {}  # what later passes record, as in training, goes elsewhere
+        return recorded
 
     def _recorder(self, path: str) -> Any:
         """A hook that records the output."""
