@@ -335,7 +335,7 @@ def test_invalid_data_raise():
     for observed, noise, problem in (
         ({2: 1.0}, 0.1, "entry 2 must be an integer from 0 to 1"),
         ({0: np.nan}, 0.1, "observed\\[0\\]=nan must be finite"),
-        ({}, 0.1, "must be a mapping"),
+        ({}, 0.1, "must be a non-empty mapping"),
         ({0: 1.0, -2: 1.0}, 0.1, "names an entry twice"),
         ({0: 1.0}, -0.1, "noise=-0.1 must be a standard deviation, 0 or more"),
     ):

@@ -221,6 +221,47 @@ class ViT(nn.Module):
         return nn.Dense(3, name="head")(nn.LayerNorm(name="last")(x)[:, 0])
 
 
+# A residual network of images: channels are the last axis
+
+
+class ResidualBlock(nnx.Module):
+    def __init__(self, inputs, outputs, stride, rngs):
+        kernel = {"kernel_size": (3, 3), "use_bias": False, "rngs": rngs}
+        self.conv = nnx.Conv(inputs, outputs, strides=stride, **kernel)
+        self.conv2 = nnx.Conv(outputs, outputs, **kernel)
+        self.norm = nnx.BatchNorm(outputs, use_running_average=True, rngs=rngs)
+        self.norm2 = nnx.BatchNorm(outputs, use_running_average=True, rngs=rngs)
+        self.changes_shape = stride > 1
+        if self.changes_shape:
+            self.shortcut = nnx.Conv(
+                inputs, outputs, (1, 1), strides=stride, use_bias=False, rngs=rngs
+            )
+
+    def __call__(self, x):
+        h = nnx.relu(self.norm(self.conv(x)))
+        h = self.norm2(self.conv2(h))
+        return (self.shortcut(x) if self.changes_shape else x) + h
+
+
+class ResNet(nnx.Module):
+    def __init__(self, rngs):
+        self.stem = nnx.Conv(3, 12, (3, 3), use_bias=False, rngs=rngs)
+        sizes = [(12, 12, 1), (12, 24, 2), (24, 24, 1)]
+        self.layers = nnx.List([ResidualBlock(*size, rngs=rngs) for size in sizes])
+        self.head = nnx.Linear(24, 5, rngs=rngs)
+
+    def __call__(self, images):
+        x = nnx.relu(self.stem(images))
+        x = nnx.avg_pool(x, (2, 2), strides=(2, 2))
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x.mean(axis=(1, 2)))
+
+
+def resnet(key):
+    return ResNet(nnx.Rngs(key))
+
+
 # Experts: the best two of four, as a sum over all
 
 
@@ -407,6 +448,7 @@ MODELS = {
     "gpt of Equinox": (EquinoxGPT, (IDS[0],)),
     "llama": (llama, (llama_parameters, IDS)),
     "vit": (ViT(), (jax.random.normal(jax.random.key(2), (1, 8, 8, 3)),)),
+    "resnet": (resnet, (jax.random.normal(jax.random.key(5), (1, 8, 8, 3)),)),
     "experts": (experts_model, (IDS,)),
     "mamba": (mamba_lm, (mamba_lm_parameters, IDS)),
     "attention": (Attention(), (jax.random.normal(jax.random.key(4), (1, 4, 5)),)),

@@ -15,6 +15,7 @@ import torch
 from flax import nnx
 
 import netsor as ns
+from tests.command import netsor
 from tests.internals import jax_first_steps, jax_training_by_optax
 
 from .jax_models import (
@@ -457,3 +458,92 @@ def test_check_init_of_equinox_models_compares_gradients(model):
     found = ns.jax.check_init(model, IDS[0], draws=100, seed=2)
     assert found.ok, str(found)
     assert found.checked_pass == "forward and backward pass"
+
+
+RUN_FILE = """
+import optax
+from tests.peers.test_jax_checks import words_model, words_parameters
+
+def build():
+    return (words_parameters, words_model)
+
+def adam(parameters):
+    assert "head" in parameters
+    return optax.adam(1e-2)
+"""
+
+
+def test_runs_are_checked_by_the_command(tmp_path):
+    (tmp_path / "mine.py").write_text(RUN_FILE)
+    np.save(tmp_path / "ids.npy", BATCH)
+    log = written_out(optax.adam(1e-2), seed=77)
+    lines = ["step,loss,grad_norm"]
+    for step, row in enumerate(log):
+        lines.append(f"{step},{row['loss']},{row['grad_norm']}")
+    (tmp_path / "run.csv").write_text("\n".join(lines))
+    found = netsor(
+        *("check-run", "mine.py:build", "--optimizer", "mine.py:adam"),
+        *("--batch", "ids.npy", "--log", "run.csv", "--steps", "1"),
+        *("--initialisations", "24"),
+        cwd=tmp_path,
+    )
+    assert found.returncode == 0, found.stderr + found.stdout
+    assert "numbers as expected" in found.stdout
+
+
+DISCRETE = {
+    "jax.random.bernoulli": lambda key: 2.0 * jax.random.bernoulli(key, 0.5, (16, 32)),
+    "jax.random.randint": lambda key: (
+        jax.random.randint(key, (16, 32), -128, 129) / 128
+    ),
+    "a conversion to integers": lambda key: (
+        (4 * jax.random.uniform(key, (16, 32))).astype(int) * 1.0
+    ),
+    "round": lambda key: jnp.round(jax.random.normal(key, (16, 32))),
+}
+
+
+@pytest.mark.parametrize("source", DISCRETE)
+def test_discrete_numbers_are_refused_by_name(source):
+    """Their quantiles are steps, and a uniform or normal law would be a wrong one."""
+
+    def init(key):
+        return {"first": DISCRETE[source](key)}
+
+    message = f"first is unknown \\({source} makes discrete numbers\\), not continuous"
+    with pytest.raises(ns.jax.UnsupportedError, match=message):
+        ns.jax.program(lambda p, x: x @ p["first"], init, X)
+
+
+def stacked(layers, width=16):
+    """A residual network whose layers are one `scan`, and its parameters."""
+
+    def layer(x, p):
+        return x + jnp.tanh(x @ p["up"]) @ p["down"], None
+
+    def apply(p, x):
+        x, _ = jax.lax.scan(layer, x @ p["in"], p["layers"])
+        return x @ p["out"]
+
+    def init(key):
+        keys = jax.random.split(key, 4)
+        shape = (layers, width, width)
+        return {
+            "in": jax.random.normal(keys[0], (width, width)) / 4,
+            "layers": {
+                "up": jax.random.normal(keys[1], shape) / 4,
+                "down": jax.random.normal(keys[2], shape) / 4,
+            },
+            "out": jax.random.normal(keys[3], (width, 2)) / 4,
+        }
+
+    return ns.jax.program(apply, init, X)
+
+
+def test_blocks_of_a_scan_are_planned_once():
+    shallow, deep = (stacked(layers).plan() for layers in (24, 72))
+    (loop,) = deep.loops
+    assert loop.times == shallow.loops[0].times + 48
+    assert f"block × {loop.times}, with new random numbers" in str(deep)
+    # what was planned does not grow with the number of layers
+    assert len(str(deep).splitlines()) == len(str(shallow).splitlines())

@@ -159,3 +159,30 @@ def test_the_command_takes_jax_models(tmp_path):
     refused = netsor(*options, "--overwrite", "--depths", "1,2", cwd=tmp_path)
     assert refused.returncode == 2
     assert "--depths is for PyTorch modules" in refused.stderr
+
+
+OWN_OPTIMISER = """
+import optax
+from tests.peers.test_jax_parametrise import build
+
+def of_parameters(parameters):
+    clip = optax.clip_by_global_norm(1.0)
+    labels = {name: "adam" for name in parameters}
+    transforms = {"adam": optax.adam(1e-2)}
+    return optax.chain(clip, optax.multi_transform(transforms, labels))
+
+def of_nothing():
+    return optax.adam(1e-2)
+"""
+
+
+@pytest.mark.parametrize("optimiser", ["of_parameters", "of_nothing"])
+def test_sweeps_of_the_command_take_functions_that_make_optimisers(tmp_path, optimiser):
+    (tmp_path / "mine.py").write_text(OWN_OPTIMISER)
+    options = ("--widths", "32,64", "--steps", "1", "--draws", "4", "--lr", "0.5,1,2")
+    found = netsor(
+        *("transfer", "mine.py:build", "--optimizer", optimiser, *options),
+        cwd=tmp_path,
+    )
+    assert found.returncode == 0, found.stderr
+    assert "as written" in found.stdout

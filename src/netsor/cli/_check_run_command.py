@@ -28,7 +28,8 @@ POSITIVE_REAL = opt.number(real, above=0)
     metavar="FILE:FUNCTION",
     required=True,
     help="A function of the module that returns its torch optimiser, several, or"
-    " optimisers and schedules.",
+    " optimisers and schedules. For JAX an optimiser of optax, or a function that makes"
+    " it, of nothing or of the parameters.",
 )
 @opt.many(
     "--batch",

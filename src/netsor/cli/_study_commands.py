@@ -284,7 +284,7 @@ def coord_check_command(**options: Any) -> None:
     optimiser=(
         "for FILE:FUNCTION also the name of an optimiser, or of a dictionary of them,"
         " in FILE. For a module adamw, adam, lion or sign, or the name of a function in"
-        " FILE that makes its optimiser."
+        " FILE that makes its optimiser, with torch or with optax."
     ),
     lr=(
         "Learning rates at MODEL's own width, at most a factor of 4 apart.  [default: a"
@@ -308,11 +308,11 @@ def transfer_command(**options: Any) -> None:
     """Check whether the best learning rate transfers across widths.
 
     MODEL is a built-in model (gpt2, llama-3-8b, …), the path of a config.json, or
-    FILE:FUNCTION, a function of the width that returns a PyTorch module with logits, or
-    a program whose output is the loss. PyTorch trains a module itself; its
-    parametrisations are sp and files of netsor parametrise. FILE is executed. With
-    --out, an interrupted sweep of a model resumes where it
-    stopped; netsor overwrites only its own files there.
+    FILE:FUNCTION, a function of the width that returns a PyTorch module or a JAX model
+    with logits, or a program whose output is the loss. PyTorch and JAX train their
+    models themselves; the parametrisations of these are sp and files of netsor
+    parametrise. FILE is executed. With --out, an interrupted sweep of a model resumes
+    where it stopped; netsor overwrites only its own files there.
     """
     from ._run_study import transfer
 

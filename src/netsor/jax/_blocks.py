@@ -159,7 +159,7 @@ def _uses(graph: Graph) -> dict[Block, Uses]:
 
 
 def _positions_of_one_tensor(graph: Graph) -> list[int]:
-    """The positions before which one tensor (batch, tokens, width) carries all on.
+    """The positions before which one tensor carries all on: tokens, or an image.
 
     There the only random result that a later operation uses is that tensor, so that a
     block can begin or end.
@@ -171,7 +171,7 @@ def _positions_of_one_tensor(graph: Graph) -> list[int]:
         alive = {x for x in alive if last_uses[x] >= position}
         if len(alive) == 1:
             (stream,) = alive
-            if len(shape_of(stream)) == 3:
+            if len(shape_of(stream)) in (3, 4):
                 positions.append(position)
         if node in last_uses:
             alive.add(node)

@@ -286,6 +286,9 @@ class Recorder:
         avals = [variable.aval for variable in equation.outvars]
         has_several = equation.primitive.multiple_results
         meta = self._meta(equation, inputs)
+        if name == "conv_general_dilated":
+            images = equation.params["dimension_numbers"].lhs_spec
+            meta["channel_axis"] = images[1]
         node = self.record(
             OPERATIONS.get(operation, operation),
             inputs,

@@ -24,7 +24,7 @@ from ..checks._run_arguments import (
 from ..checks._run_check import TOLERANCE, RunCheck, RunLaw, law_of_loop
 from ._models import Functions, batched, functions_of
 from ._optax import transformation_of
-from ._run_loop import Batch, Loop, next_tokens
+from ._run_loop import Batch, Loop, kind_of, next_tokens, parted
 
 BATCHES = "an array of ids, a tuple of inputs, or a list of such batches"
 
@@ -69,7 +69,7 @@ def run_law(
     sizes.check_batch_count(len(passes), batches)
     loop = Loop(
         functions=functions,
-        optimiser=transformation_of(optimiser),
+        optimiser=transformation_of(optimiser, _zeros(functions)),
         batches=passes,
         steps=sizes.steps,
         accumulation=sizes.accumulation,
@@ -85,6 +85,14 @@ def run_law(
         seed=options.seed,
         progress=progress,
     )
+
+
+def _zeros(functions: Functions) -> Any:
+    """Zeros in the place of the parameters that are trained."""
+    assert functions.init is not None
+    tree = jax.eval_shape(functions.init, jax.random.key(0))
+    moving = parted(tree, kind_of(tree)).moving
+    return jax.tree.map(lambda x: jax.numpy.zeros(x.shape, x.dtype), moving)
 
 
 @also_spelled(optimizer="optimiser")
@@ -115,7 +123,8 @@ def check_run(
         in evaluation mode: give a function with the loss to train with dropout.
     optimiser : optax.GradientTransformation or callable
         Any optimiser of optax, with its schedule, chain and `multi_transform`, or a
-        function that returns it. Also spelled `optimizer`.
+        function of nothing, or of the parameters, that returns it. Also spelled
+        `optimizer`.
     batches : array, tuple or list
         Ids (sequences, tokens), a tuple of inputs, or of inputs and labels. A list
         holds the batches of the passes, in order; one batch is used at every step.

@@ -17,7 +17,12 @@ import numpy as np
 
 from .._validate import Shape
 from ..functions.quantiles import Distribution, reflects, transformed
-from ..reader._laws import INDEPENDENT, Parameter, law_of_entries
+from ..reader._laws import (
+    INDEPENDENT,
+    MAKES_DISCRETE,
+    Parameter,
+    law_of_entries,
+)
 from ._capture import CALLS, UNCHANGED, loop_counts, opened
 from ._functions import NUMPY
 from ._nodes import PrimitiveCall
@@ -43,6 +48,10 @@ FUNCTIONS = {
     "sub": "sub",
     "tanh": "tanh",
 }
+# functions of `jax.random` that draw integers or truth values, by the names in a jaxpr
+DISCRETE = ("_bernoulli", "_geometric", "_poisson", "_rademacher", "_randint")
+# primitives that make few values of many
+ROUNDING = ("ceil", "floor", "ge", "gt", "le", "lt", "round")
 # what gives the same numbers in another shape, in the same order
 RESHAPING = ("convert_element_type", "expand_dims", "reshape", "squeeze")
 
@@ -74,6 +83,18 @@ class Drawn:
     order: tuple[Any, ...] = ()  # how entries were moved
     # whether they decrease with what was drawn: 1 − u is uniform, as u is
     is_reflected: bool = False
+
+
+@dataclass(frozen=True)
+class Discrete:
+    """Numbers of a discrete law, or made of them, by what draws them."""
+
+    source: str
+
+    @property
+    def note(self) -> str:
+        """Why their law is not read."""
+        return f"{self.source} {MAKES_DISCRETE}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +158,9 @@ class Interpreter:
             return self._call(equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs)
+        discrete = [x for x in inputs if isinstance(x, Discrete)]
+        if discrete:
+            return discrete[:1] * len(equation.outvars)
         if equation.primitive.multiple_results and name != "split":
             return [UNKNOWN] * len(equation.outvars)
         shape = tuple(equation.outvars[0].aval.shape)
@@ -154,6 +178,9 @@ class Interpreter:
         if function == "_uniform" and isinstance(inputs[0], Key):
             shape = tuple(equation.outvars[0].aval.shape)
             return [_uniform(inputs, shape)]
+        if function in DISCRETE:
+            source = f"jax.random.{function.removeprefix('_')}"
+            return [Discrete(source)] * len(equation.outvars)
         closed = equation.params[CALLS[equation.primitive.name]]
         return self.run(*opened(closed), inputs)
 
@@ -291,6 +318,11 @@ def _of_draws(equation: Any, inputs: list[Any], shape: Shape) -> Any:
     is_followed = len(draws) + len(numbers) == len(inputs) and None not in numbers
     if not draws or not is_followed:
         return UNKNOWN
+    if name in ROUNDING:
+        return Discrete(name)
+    is_integer = jax.numpy.issubdtype(equation.outvars[0].aval.dtype, np.integer)
+    if name == "convert_element_type" and is_integer:
+        return Discrete("a conversion to integers")
     if name == "concatenate":
         return _joined(draws, len(inputs))
     if name in (*RESHAPING, "copy", "stop_gradient", "transpose", "slice"):
@@ -410,6 +442,9 @@ def laws_of(
     for number, law in zip(
         unknown, _measured(jaxpr, names, numbers=unknown, seed=seed), strict=True
     ):
+        result = results[number]
+        if isinstance(result, Discrete) and law.random:
+            law = replace(law, law="unknown", note=result.note)
         laws[number] = law
     return laws
 

@@ -40,8 +40,13 @@ def transformation_of(optimiser: Any, params: Any = None) -> Any:
     if not is_transformation(optimiser) and callable(optimiser):
         transformation = optimiser(*_arguments(optimiser, params))
     if not is_transformation(transformation):
-        raise ArgumentError("optimiser", optimiser, EXPECTED)
+        raise ArgumentError("optimiser", _name_of(optimiser), EXPECTED)
     return transformation
+
+
+def _name_of(optimiser: Any) -> str:
+    """What a user calls an optimiser, for messages."""
+    return str(getattr(optimiser, "__name__", type(optimiser).__name__))
 
 
 def _arguments(function: Any, params: Any) -> tuple[Any, ...]:
@@ -59,7 +64,9 @@ def _arguments(function: Any, params: Any) -> tuple[Any, ...]:
     except TypeError as error:
         if params is None or "learning_rate" in signature.parameters:
             raise ArgumentError(
-                "optimiser", function, f"{EXPECTED} without arguments ({error})"
+                "optimiser",
+                _name_of(function),
+                f"{EXPECTED} without arguments ({error})",
             ) from None
         return (params,)
     return ()

@@ -104,13 +104,14 @@ def keep_users(nodes: list[Node]) -> None:
 
 @dataclass(frozen=True)
 class Mean:
-    """The mean over some axes."""
+    """The mean over some axes, which may stay with size 1."""
 
     axes: tuple[int, ...]
+    shape: tuple[int, ...]  # of the result
 
     def __call__(self, x: Any) -> Any:
         """What JAX computes."""
-        return jax.numpy.mean(x, axis=self.axes)
+        return jax.numpy.mean(x, axis=self.axes).reshape(self.shape)
 
 
 @dataclass(frozen=True)
@@ -175,10 +176,13 @@ class Joiner:
         """A sum over axes, divided by the number of entries."""
         if node.target not in ("div", "mul") or len(node.args) != 2:
             return []
-        sums, number = node.args
-        if node.target == "mul" and not _is(sums, "reduce_sum"):
-            sums, number = number, sums
-        if not _is(sums, "reduce_sum") or shape_of(node) != shape_of(sums):
+        kept_sums, number = node.args
+        if node.target == "mul" and not _is(_stripped(kept_sums), "reduce_sum"):
+            kept_sums, number = number, kept_sums
+        sums = _stripped(kept_sums)  # the axes that they lose may come back
+        if not _is(sums, "reduce_sum") or shape_of(node) != shape_of(kept_sums):
+            return []
+        if math.prod(shape_of(node)) != math.prod(shape_of(sums)):
             return []
         (x,) = sums.args
         axes = tuple(int(axis) for axis in sums.kwargs["axes"])
@@ -192,7 +196,7 @@ class Joiner:
                 operation="mean",
                 args=(x,),
                 kwargs={"axes": axes},
-                compute=Mean(axes),
+                compute=Mean(axes, tuple(shape_of(node))),
             )
         ]
 
@@ -390,6 +394,8 @@ class Joiner:
             return []
         sources = {x for member in group for x in member.args if _is_random(x)}
         (x,) = sources.difference(group)
+        if _is(_stripped(x), "mean") and all(map(_is_step_of_norm, group)):
+            return []  # the reader knows roots of mean squares
         composite = self._composite(sorted(group, key=_position(group, x)), x)
         function = known_function(composite)
         if function is None:
@@ -513,6 +519,11 @@ def _is_affine(node: Node) -> bool:
     if node.target in ("add", "sub", "mul", "div"):
         return sum(_is_random(x) for x in node.args) == 1
     return node.target in ("neg", "convert_element_type")
+
+
+def _is_step_of_norm(node: Node) -> bool:
+    """Whether an operation is a shift, a multiple or a power."""
+    return _is_affine(node) or node.target in ("sqrt", "rsqrt", "integer_pow", "pow")
 
 
 def _stripped(x: Any) -> Any:

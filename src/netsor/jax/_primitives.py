@@ -275,7 +275,8 @@ def _reduce_sum(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
 
 @reads("mean")
 def _mean(call: Call, x: Tensor, axes: Sequence[int]) -> Tensor:
-    return arithmetic.mean(call, x, list(axes))
+    means = arithmetic.mean(call, x, list(axes))
+    return rearrangement.reshape(call, means, call.shape)
 
 
 @reads("reduce_max")

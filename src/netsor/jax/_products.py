@@ -78,6 +78,10 @@ def _by_parameter(call: Call, x: Tensor, of_x: Axes, w: Random, of_w: Axes) -> T
     """
     if of_x.batch:
         return _by_one_for_each(call, x, of_x, w, of_w)
+    # einsum may list summed axes backwards: those of the parameter stay in order
+    pairs = sorted(zip(of_w.summed, of_x.summed, strict=True))
+    of_w = of_w._replace(summed=tuple(axis for axis, _ in pairs))
+    of_x = of_x._replace(summed=tuple(axis for _, axis in pairs))
     sizes_w = tuple(w.shape[axis] for axis in of_w.free)
     sizes_x = tuple(x.shape[axis] for axis in of_x.free)
     rows = math.prod(sizes_w)

@@ -38,9 +38,10 @@ def program(
 ) -> Program:
     """The program that a JAX model computes at initialisation, on given inputs.
 
-    Its jaxpr is read: calls are inlined, loops over layers are unrolled, and random
-    parameters become matrices and vectors with the laws of their initialisation. JAX
-    computes the values that depend only on the inputs. Widths are those of the model.
+    Its jaxpr is read: calls are inlined, loops over layers are read layer by layer, and
+    random parameters become matrices and vectors with the laws of their initialisation.
+    JAX computes the values that depend only on the inputs. Widths are those of the
+    model.
 
     Parameters
     ----------

@@ -186,9 +186,7 @@ class Mixture(Components, Law):
         of_points = points * (1 - 2 * value) / n
         variance = of_gaussians + value**2 / n + of_points
 
-        # n − 1 degrees of freedom; weights may leave an effective n of hardly 1
-        unbiased = np.maximum(variance, 0.0) * n / max(n - 1, 0.5)
-        spread = student(max(2, int(n))) * np.sqrt(unbiased)
+        spread = self._standard_error(np.maximum(variance, 0.0))
         unseen = gaussians.unseen(signed_y, kernel, n)
         error = np.asarray(combined(spread, unseen))
         far = value < UNDERFLOW  # squares may underflow to 0
@@ -210,11 +208,16 @@ class Mixture(Components, Law):
         self, gaussians: GaussianMixture1D, y: Array, kernel: str
     ) -> tuple[Array, Array]:
         """The standard error and the unseen part of Σ_r w_r k_r, relative to it."""
-        n = self.effective
         root = self._root_weight(gaussians)
-        variance, unseen = gaussians.relative(y, kernel, root, n)
+        variance, unseen = gaussians.relative(y, kernel, root, self.effective)
+        return self._standard_error(variance), unseen
+
+    def _standard_error(self, variance: Array) -> Array:
+        """The standard error of sums Σ_r w_r k_r from Σ_r w_r² (k_r − mean)²."""
+        # n − 1 degrees of freedom; weights may leave an effective n of hardly 1
+        n = self.effective
         unbiased = variance * n / max(n - 1, 0.5)
-        return student(max(2, int(n))) * np.sqrt(unbiased), unseen
+        return np.asarray(student(max(2, int(n))) * np.sqrt(unbiased))
 
     def _pdf(self, y: Array) -> Estimate:
         """The density at y (points,), or that of the rest if there are atoms."""

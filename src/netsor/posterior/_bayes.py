@@ -177,7 +177,7 @@ class Schedule(NamedTuple):
         """The number of states that are kept of each chain: `draws` shared out, rounded
         up.
         """
-        return -(-self.draws // self.chains)
+        return math.ceil(self.draws / self.chains)
 
     @property
     def kept(self) -> int:

@@ -94,6 +94,8 @@ class Program:
     _gaussian = True
     # what its law does not take from that network: notes of every law
     _notes: tuple[str, ...] = ()
+    # whether its seeds count random objects only: see `PlanQuery`
+    _counts_draws = False
 
     def __init__(
         self,
@@ -156,6 +158,7 @@ class Program:
         part._whole = self._whole
         part._gaussian = self._gaussian
         part._notes = self._notes
+        part._counts_draws = self._counts_draws
         return part
 
     def _output_at(self, key: Any) -> Any:
@@ -592,6 +595,7 @@ class Program:
             widths=tuple(bound.items()),
             whole=self._whole,
             numbers=tuple(numbers.items()),
+            counts_draws=self._counts_draws,
             status=self._status(bound if need_limit else {}),
             notes=self._notes,
         )

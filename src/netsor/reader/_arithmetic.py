@@ -24,6 +24,7 @@ from ..models._training import exponential
 from ..programs._program import Program
 from ._axes import (
     NEVER,
+    Average,
     Linear,
     Refusal,
     Root,
@@ -306,6 +307,12 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
         b = multiply(call, other, float(alpha))
     if same_vectors(a, b) and a.shape == b.shape:
         return Linear.sum(a, b)
+    centred = _centred(call, a, b) or _centred(call, b, a)
+    if centred is not None:
+        return centred
+    variances = _difference_of_squares(call, a, b) or _difference_of_squares(call, b, a)
+    if variances is not None:
+        return variances
     a, b = call.ranked(a, b)
     if not is_random(b):
         b = numbers(b)
@@ -314,6 +321,50 @@ def add(call: Call, a: Tensor, other: Tensor, alpha: float = 1.0) -> Tensor:
     if isinstance(a, Scalars):
         return _add_to_scalars(a, b)
     return _add_to_vectors(call, a, b)
+
+
+def _centred(call: Call, x: Tensor, minus_average: Tensor) -> Vectors | None:
+    """The sum of vectors and minus their own averages; None if it is another one."""
+    if not isinstance(x, Vectors) or not isinstance(minus_average, Scalars):
+        return None
+    average = minus_average.average
+    if average is None or average.power != 1 or not _is_one(-minus_average.factor):
+        return None
+    if not _is_one_for_each(minus_average.before(x.shape), x):
+        return None
+    if not _are_same(average.vectors, x):
+        return None
+    return call.draws.centred(x)
+
+
+def _difference_of_squares(
+    call: Call, mean_square: Tensor, minus_square: Tensor
+) -> Scalars | None:
+    """The variances mean(x²) − mean(x)² of vectors x; None if it is another sum."""
+    if not isinstance(mean_square, Scalars) or not isinstance(minus_square, Scalars):
+        return None
+    root = mean_square.root
+    average = minus_square.average
+    if root is None or average is None or average.power != 2:
+        return None
+    is_mean_square = root.power == 1 and root.eps == 0 and _is_one(mean_square.factor)
+    if not is_mean_square or not _is_one(-minus_square.factor):
+        return None
+    x = root.vectors
+    if mean_square.shape != minus_square.shape or not _are_same(average.vectors, x):
+        return None
+    variances = variance(call, x, axes=x.axis, keepdims=True, correction=0)
+    return variances.viewed(Reshape(mean_square.shape))
+
+
+def _are_same(x: Vectors, y: Vectors) -> bool:
+    """Whether two tensors are the same vectors, along the same axis."""
+    return x is y or ((x.shape, x.axis) == (y.shape, y.axis) and x.plain is y.plain)
+
+
+def _is_one(factor: float) -> bool:
+    """Whether a factor is 1 up to rounding."""
+    return abs(factor - 1) < 1e-12
 
 
 def _add_to_vectors(call: Call, a: Vectors, b: Any) -> Tensor:
@@ -344,7 +395,7 @@ def _add_to_scalars(a: Scalars, b: Scalars | Floats) -> Scalars:
     if not b.any() and np.broadcast_shapes(a.shape, b.shape) == a.shape:
         return a
     if a.root is not None:
-        is_mean_square = a.root.power == 1 and a.factor == 1
+        is_mean_square = a.root.power == 1 and _is_one(a.factor)
         is_one_number = b.size == 1 and b.ndim <= len(a.shape)
         if is_mean_square and is_one_number:
             return _with_eps(a, a.root, float(b.ravel()[0]))
@@ -361,7 +412,7 @@ def _with_eps(a: Scalars, root: Root, eps: float) -> Scalars:
     """The mean square of vectors plus a number, which a norm takes the root of."""
     radicand = a.base + eps
     new_root = Root(vectors=root.vectors, radicand=radicand, eps=root.eps + eps)
-    return replace(a, base=radicand, root=new_root)
+    return replace(a, base=radicand, factor=1.0, root=new_root)
 
 
 # Products
@@ -377,6 +428,8 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
         return _multiply_by_numbers(call, a, numbers(other))
     a, b = call.ranked(a, other)
     if isinstance(a, Scalars):
+        if a is b and a.average is not None:
+            return raised(a, 2.0)
         return Scalars(a.value * b.value)
     if a is b:
         square = Vectors.of(a.plain * a.plain, a.from_end)
@@ -390,16 +443,21 @@ def multiply(call: Call, a: Tensor, other: Tensor) -> Tensor:
 
 def _multiply_by_scalars(a: Vectors, b: Scalars) -> Vectors:
     """Vectors times scalars; times their own root of power −1/2 it is `rms_norm`."""
-    one_for_each_vector = list(a.shape)
-    one_for_each_vector[a.axis] = 1
     root = b.root
-    if root is not None and list(b.shape) == one_for_each_vector:
+    if root is not None and _is_one_for_each(b, a):
         is_inverse_root = root.power == -0.5
-        if is_inverse_root and root.vectors is a:
+        if is_inverse_root and _are_same(root.vectors, a):
             normed = ns.rms_norm(a.plain, root.eps, gain=b.factor)
             return Vectors.of(normed, a.from_end)
     products = values_beside(a, b) * a.plain
     return Vectors.of(products, a.from_end)
+
+
+def _is_one_for_each(scalars: Scalars, x: Vectors) -> bool:
+    """Whether scalars have the shape of vectors with an axis of 1 for coordinates."""
+    shape = list(x.shape)
+    shape[x.axis] = 1
+    return tuple(scalars.shape) == tuple(shape)
 
 
 def _multiply_by_numbers(call: Call, a: Tensor, c: Floats) -> Tensor:
@@ -446,7 +504,8 @@ def _scaled(a: Scalars, c: float) -> Scalars:
         # what a softmax leaves out stays left out, also times a small number
         still_never = np.minimum(c * a.low, NEVER)
         low = np.where(a.low <= NEVER, still_never, c * a.low)
-    return replace(a, factor=a.factor * c, root=None, low=low)
+    root = a.root if c > 0 else None
+    return replace(a, factor=a.factor * c, root=root, low=low)
 
 
 def divide(call: Call, a: Tensor, other: Tensor) -> Tensor:
@@ -498,7 +557,10 @@ def raised(x: Scalars, k: float) -> Scalars:
 
     if x.root is None:
         not_repeated = replace(x, expanded=None).value
-        return Scalars(to_the_power(not_repeated), expanded=x.expanded)
+        average = None
+        if x.average is not None and _is_one(x.factor):
+            average = replace(x.average, power=x.average.power * k)
+        return Scalars(to_the_power(not_repeated), average=average, expanded=x.expanded)
     return Scalars(
         base=to_the_power(x.base),
         factor=x.factor**k,
@@ -656,6 +718,8 @@ def clamp(call: Call, x: Tensor, least: Any = None, most: Any = None) -> Tensor:
     high = _bound(most, math.inf)
     refuse_if(low > high, f"a lower bound {low:g} above the upper bound {high:g}")
     if isinstance(x, Scalars) and x.root is not None:
+        if high == math.inf and low <= 0 and x.factor > 0:
+            return x  # mean squares and their powers are not negative
         # one function of the mean square, whose slope at 0 is finite
         bounds = Bounds(least=low, most=high, factor=x.factor, power=x.root.power)
         bounded = ns.apply(bounds.function, x.root.radicand)
@@ -752,7 +816,8 @@ def _mean_of_coordinates(
     scalars = ns.mean_dot(x.plain, ns.ones(x.plain.width))
     if index_axes:
         scalars = scalars.mean(axis=index_axes)
-    return Scalars(scalars.reshape(*shape), factor)
+    average = None if index_axes else Average(x)
+    return Scalars(scalars.reshape(*shape), factor, average=average)
 
 
 def _root_of_squares(call: Call, x: Vectors) -> Vectors | None:
@@ -799,7 +864,7 @@ def variance(
     squares = multiply(call, centred, centred)
     mean_square = mean(call, x=squares, axes=x.axis, keepdims=keepdims)
     size = x.shape[x.axis]
-    return Scalars(mean_square.value * (size / (size - correction)))
+    return _scaled(mean_square, size / (size - correction))
 
 
 def normalised(
@@ -1164,5 +1229,5 @@ def detach(call: Call, x: Tensor) -> Tensor:
         return replace(x, x=call.draws.without_gradient(x.x))
     x = call.settled(x)
     if isinstance(x, Scalars):
-        return replace(x, base=ns.stop_gradient(x.base), root=None)
+        return replace(x, base=ns.stop_gradient(x.base), root=None, average=None)
     return call.draws.without_gradient(x)

@@ -290,6 +290,17 @@ class Root:
 
 
 @dataclass(frozen=True, eq=False)
+class Average:
+    """(means over the coordinates of vectors)^power.
+
+    Vectors minus their own average are centred, which layer norms begin with.
+    """
+
+    vectors: Vectors
+    power: float = 1.0
+
+
+@dataclass(frozen=True, eq=False)
 class Scalars:
     """A tensor of scalars, `factor · base`, in the shape of the tensor."""
 
@@ -297,6 +308,8 @@ class Scalars:
     factor: float = 1.0
     # the value of `base`, if it is known to be such a root
     root: Root | None = None
+    # the same for such an average
+    average: Average | None = None
     # the low numbers that masks put in place of scores or added to them, 0 elsewhere.
     # `base` has those above `NEVER`; the others take scores out of a softmax
     low: Floats | None = None
@@ -366,9 +379,18 @@ class Scalars:
         low = None if self.low is None else rearrangement.of_array(self.low)
         positions = np.arange(self.base.size).reshape(self.base.shape)
         positions = np.broadcast_to(positions, self.shape)
+        new_positions = rearrangement.of_array(positions)
+        root = average = None
+        if isinstance(rearrangement, Reshape):  # the order stays that of the vectors
+            average = self.average
+            if self.root is not None:
+                radicand = self.root.radicand.take(new_positions)
+                root = replace(self.root, radicand=radicand)
         return Scalars(
-            base=self.base.take(rearrangement.of_array(positions)),
+            base=self.base.take(new_positions),
             factor=self.factor,
+            root=root,
+            average=average,
             low=low,
         )
 

@@ -22,6 +22,7 @@ from ..functions.quantiles import Distribution
 
 MOVED = "a move to the meta device"  # a problem: it drops the numbers
 NOT_FINITE = "some of its entries are NaN or infinite"
+MAKES_DISCRETE = "makes discrete numbers"  # a note; what does so comes before it
 DECLARED = "declared"  # the note of a law that the user gives as a number
 # laws of i.i.d. entries that are recognised from samples alone
 RECOGNISED = ("normal", "uniform", "truncated normal")

@@ -359,4 +359,5 @@ def loss_of(net: Network) -> Program:
     step = Program(loss, name, [*watched, *ends])
     step._gaussian = net.program._gaussian
     step._notes = net.program._notes
+    step._counts_draws = net.program._counts_draws
     return step

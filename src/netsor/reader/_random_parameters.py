@@ -31,6 +31,7 @@ from ..language import (
     mean_dot,
     nonlin,
     normal,
+    ones,
     stop_gradient,
     weight,
 )
@@ -284,6 +285,8 @@ class Draws:
         # By the value x · x: the vectors x. The rules of multiplication and of means
         # share it, to recognise norms
         self.squares: dict[Value, Vectors] = {}
+        # by vectors: the same minus the means of their coordinates
+        self._centred: dict[tuple[Value, int], Vectors] = {}
         # by vectors: the same without a gradient
         self._detached: dict[Vectors, Vectors] = {}
 
@@ -310,6 +313,8 @@ class Draws:
             notes += self._notes_of_stand_ins(law)
         program._gaussian = not notes
         program._notes = tuple(notes)
+        # the same network has the same draws, however it is written
+        program._counts_draws = True
         return program
 
     def _notes_of_stand_ins(self, law: str) -> list[str]:
@@ -631,6 +636,16 @@ class Draws:
         if x.frozen:
             vectors = stop_gradient(vectors)
         return Vectors.of(vectors, axis)
+
+    def centred(self, x: Vectors) -> Vectors:
+        """Vectors minus the means of their coordinates, as in `ns.layer_norm`."""
+        key = x.plain, x.from_end
+        if key not in self._centred:
+            constant_vector = ones(x.plain.width)
+            averages = mean_dot(x.plain, constant_vector)
+            centred = x.plain - averages * constant_vector
+            self._centred[key] = Vectors.of(centred, x.from_end)
+        return self._centred[key]
 
     def without_gradient(self, x: Vectors) -> Vectors:
         """The same vectors without a gradient: the same object for each use."""

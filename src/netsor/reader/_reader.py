@@ -35,7 +35,7 @@ from ._graph import (
     refused,
 )
 from ._interleaved import Interleaved
-from ._laws import INDEPENDENT
+from ._laws import INDEPENDENT, MAKES_DISCRETE
 from ._layout import Permute
 from ._losses import left_out
 from ._operations import CONVOLUTIONS, MATRICES, REARRANGEMENTS, SOFTMAX
@@ -119,6 +119,8 @@ class Reader(ABC):
             lacks = "i.i.d."
             if law.note.startswith("excess kurtosis"):  # the only test that it failed
                 lacks = "Gaussian"
+            if law.note.endswith(MAKES_DISCRETE):
+                lacks = "continuous"
             raise UnsupportedError(
                 f"the parameter {name} is {law.law}{note}, not {lacks}: {law.remedy}"
             )

@@ -238,7 +238,9 @@ def coordinate_axis(node: Node) -> int:
     """The axis of coordinates of a stream: 1 for an image (batch, channels, …).
 
     The first convolution or norm that uses the stream, maybe with its axes in another
-    order, says which one it is. It is the last one if none does.
+    order, says which one it is. It is the last one if none does. A front end whose
+    channels may lie elsewhere notes the axis as `channel_axis` in the `meta` of its
+    convolutions.
     """
     ndim = len(shape_of(node))
     pending = [(node, tuple(range(ndim)))]  # nodes, and the original place of each axis
@@ -247,7 +249,8 @@ def coordinate_axis(node: Node) -> int:
         x, axes = pending.pop(0)
         for user in x.users:
             if name_of(user) in ON_CHANNELS:
-                return axes[1]
+                channel_axis: int = user.meta.get("channel_axis", 1)
+                return axes[channel_axis]
             if name_of(user) in ON_LAST:
                 return axes[-1]
             if user in seen:
@@ -262,7 +265,8 @@ def coordinate_axis(node: Node) -> int:
 def _turned(user: Node, axes: tuple[int, ...]) -> tuple[int, ...] | None:
     """The original places of the axes after an operation; None if it has others."""
     if name_of(user) == "permute":
-        return tuple(axes[axis] for axis in user.args[1])
+        order = user.kwargs.get("permutation") or user.args[1]
+        return tuple(axes[axis] for axis in order)
     if name_of(user) == "transpose":
         swapped = list(axes)
         axis0, axis1 = user.args[1:3]

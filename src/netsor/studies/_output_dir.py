@@ -34,7 +34,7 @@ from ..runtime._files import fields, opened, write
 
 MANIFEST = "manifest.json"
 DIGEST_BYTES = 32  # of SHA-256, at the end of the file of a part
-FORMAT = 10  # raise it when draws of a seed change, or the numbers of a part
+FORMAT = 11  # raise it when draws of a seed change, or the numbers of a part
 LOG = logging.getLogger("netsor")
 
 Arrays = dict[str, np.ndarray[Any, Any]]

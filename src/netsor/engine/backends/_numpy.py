@@ -331,8 +331,8 @@ def blocks(
 ) -> Iterator[tuple[Array, Array]]:
     """Yield means and coefficients (see `run`) of the next replicas, block by block."""
     hold_memory()
-    most = block_of(plan, streams.dtype.itemsize)
-    count = -(-replicas // most)
+    most = block_of(plan, streams.dtype.itemsize)  # replicas of a block
+    count = math.ceil(replicas / most)
     # numpy sums a single replica in another order: the numbers must not depend on that
     if most > 1:
         count = min(count, max(1, replicas // 2))

@@ -46,20 +46,21 @@ def _checks() -> Array:
     polynomial through the values at the nodes, and a tenth of how far it misses the two
     values next to the ends.
     """
-    # Legendre polynomials P_k, k < NODE_COUNT, at the nodes and at all points
-    at_node = np.polynomial.legendre.legvander(NODE_POINTS, NODE_COUNT - 1)
-    at_point = np.polynomial.legendre.legvander(POINTS, NODE_COUNT - 1)
-    at_next = at_point[NODE_COUNT:]
+    # Legendre polynomials P_k, k < NODE_COUNT, (points, NODE_COUNT)
+    last_degree = NODE_COUNT - 1
+    p_at_nodes = np.polynomial.legendre.legvander(NODE_POINTS, last_degree)
+    p_at_points = np.polynomial.legendre.legvander(POINTS, last_degree)
+    p_next_to_ends = p_at_points[NODE_COUNT:]
 
-    # coefficient k is (k + 1/2) ∫ f P_k, by the rule; it does not depend on the values
-    # next to the ends
+    # Coefficient k is (k + 1/2) ∫ f P_k: by the rule, column k of this matrix takes the
+    # values at the nodes to it. The values next to the ends do not count.
     degree = np.arange(NODE_COUNT)
-    coefficients = at_node * WEIGHTS[:, None] * (degree + 0.5)
+    to_coefficients = p_at_nodes * WEIGHTS[:, None] * (degree + 0.5)
     of_ends = np.zeros((2, 3))
-    last_coefficients = np.concatenate([coefficients[:, -3:], of_ends])
+    last_coefficients = np.concatenate([to_coefficients[:, -3:], of_ends])
     # the value next to an end minus that of the polynomial there
-    polynomial_at_next = coefficients @ at_next.T
-    misses = np.concatenate([-polynomial_at_next, np.eye(2)])
+    to_polynomial_at_ends = to_coefficients @ p_next_to_ends.T
+    misses = np.concatenate([-to_polynomial_at_ends, np.eye(2)])
     checks = np.concatenate([last_coefficients, 0.1 * misses], axis=1)
 
     def make_orthogonal(columns: slice, polynomials: int) -> None:
@@ -67,7 +68,7 @@ def _checks() -> Array:
 
         Their round-off then does not count.
         """
-        q, _ = np.linalg.qr(at_point[:, :polynomials])
+        q, _ = np.linalg.qr(p_at_points[:, :polynomials])
         checks[:, columns] -= q @ (q.T @ checks[:, columns])
 
     make_orthogonal(slice(0, 3), NODE_COUNT - 3)

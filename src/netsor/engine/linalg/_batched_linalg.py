@@ -237,19 +237,23 @@ class Library(_gram_schmidt.LinalgBackend):
         xp = self.xp
         products = gram(xp, rows, rows)
         lower = self.cholesky(products)
+        nearly_orthonormal = self.solve_lower(lower, rows)
+        basis = self._orthonormal(nearly_orthonormal)
         rounding = safe_pivot_ratio(xp, rows.dtype) * xp.linalg.diagonal(products)
         is_sure = xp.linalg.diagonal(lower) ** 2 > rounding
-        basis = self._orthonormal(self.solve_lower(lower, rows))
+        inexact = ~xp.all(is_sure, axis=-1)
+
         normals = np.random.default_rng(OTHERS).standard_normal(rows.shape[-2:])
-        others = xp.asarray(normals, dtype=rows.dtype)
+        random_rows = xp.asarray(normals, dtype=rows.dtype)
 
         def completed(rows: Array) -> Array:
             """Orthonormal rows; rows of zeros become directions outside."""
             spanned = self.gram_schmidt(rows)
-            is_missing = xp.astype(squares(xp, spanned) == 0, rows.dtype)[..., None]
-            return spanned + self.gram_schmidt(is_missing * others, spanned)
+            is_missing = squares(xp, spanned) == 0
+            missing = xp.astype(is_missing, rows.dtype)[..., None]  # 1 or 0
+            new_directions = self.gram_schmidt(missing * random_rows, spanned)
+            return spanned + new_directions
 
-        inexact = ~xp.all(is_sure, axis=-1)
         return self.recompute_where(basis, inexact, completed, rows)
 
     def deflated(self, rows: Array) -> Array:

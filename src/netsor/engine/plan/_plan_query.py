@@ -13,13 +13,20 @@ from typing import Any
 from ..._array_api import one_blas_thread
 from ...language.operations._operation import (
     Acting,
+    Data,
+    Normal,
     OptimiserStep,
     Source,
     SteppedMatMul,
     SteppedParameter,
 )
 from ...language.operations._stop_gradient import without_stops
-from ...language.values._array import Operation, Value, composed_indices
+from ...language.values._array import (
+    Operation,
+    Value,
+    VectorAccess,
+    composed_indices,
+)
 from ...language.values._graph import (
     compose_indices,
     names_of,
@@ -39,6 +46,18 @@ from ..lower._repeated_blocks import NotPeriodicError, ShortProgram, shortened
 from ..passes import SHORTCUTS, Pass, rewrite
 from ._cost_model import CPU, Prices
 from ._plan import Plan
+
+
+def _can_draw(value: Value) -> bool:
+    """Whether a value is random scalars, or vectors that combine no others linearly.
+
+    Given vectors do not count.
+    """
+    if isinstance(value.op, Normal):
+        return True
+    is_given = isinstance(value.op, Data)
+    makes_vectors = value.op.acts not in (None, VectorAccess.LINEARLY)
+    return isinstance(value, Vector) and makes_vectors and not is_given
 
 
 @contextmanager
@@ -111,6 +130,9 @@ class PlanQuery:
         Those of the device that will run the plan.
     numbers : tuple of (str, float)
         The hyperparameters known now; the others are given when the plan runs.
+    counts_draws : bool
+        Whether seeds count the values before each one that can draw, instead of all.
+        Networks that are written in different operations then have the same draws.
     passes : tuple of Pass
         The rewrites of the program, in order.
 
@@ -134,6 +156,7 @@ class PlanQuery:
     whole: tuple[Value, ...] = field(default=())
     prices: Prices = CPU
     numbers: tuple[tuple[str, float], ...] = ()
+    counts_draws: bool = False
     # the pipeline of today, also where a test replaces it
     passes: tuple[Pass, ...] = field(default_factory=lambda: rewrites.PIPELINE)
 
@@ -262,15 +285,25 @@ class PlanQuery:
         composed = compose_indices(forward)
         outputs = composed[:count]
         whole = composed[count:]
-        positions = {
-            value: position for position, value in enumerate(context.ordered(whole))
-        }
+        positions = self._positions(context.ordered(whole))
         narrowed, made_from = narrow_with_origins(outputs, context.ordered(outputs))
         for value in context.ordered(narrowed):
             original = made_from.get(value, value)
             # an index added by narrowing draws nothing and needs no position
             context.origin[value] = positions.get(original, len(positions))
         return narrowed
+
+    def _positions(self, values: Sequence[Value]) -> dict[Value, int]:
+        """What the seeds of the values of the full program derive from."""
+        if not self.counts_draws:
+            return {value: position for position, value in enumerate(values)}
+        positions: dict[Value, int] = {}
+        sources = 0
+        for value in values:
+            sources += _can_draw(value)
+            # the values between two sources share an odd number
+            positions[value] = 2 * sources + (not _can_draw(value))
+        return positions
 
     def _at_most(self, width: float) -> PlanQuery:
         """The same request, with larger and infinite widths replaced by this one.

@@ -3,10 +3,11 @@ seed.
 
 Each random array of a plan has a stream with the key (position of the value in the
 original program, a count, its group, purpose, a count). numpy's generator is keyed by
-(seed, *key, chunk). Chunks depend neither on the workers nor on the number of draws.
-JAX and PyTorch hash the same keys. χ have separate streams, because the random bits
-they consume depend on the width. So laws at two widths share their normals, and their
-difference has little noise (docs/theory.md, equation 8).
+(seed, *key, chunk). In a program that is read from a module, positions count only the
+values that can draw (`PlanQuery.counts_draws`). Chunks depend neither on the workers
+nor on the number of draws. JAX and PyTorch hash the same keys. χ have separate streams,
+because the random bits they consume depend on the width. So laws at two widths share
+their normals, and their difference has little noise (docs/theory.md, equation 8).
 """
 
 from __future__ import annotations

@@ -48,11 +48,11 @@ def parametrise(
         A function of the width that returns a model with logits: a function of a key
         that makes a model of Flax NNX or Equinox, a module of Linen, or a pair (init,
         apply). Everything that should grow must grow with it.
-    optimiser : str or optax.GradientTransformation
+    optimiser : str, optax.GradientTransformation or callable
         "adamw", "adam", "sgd", "lion", "sign" or "muon" (with AdamW for all but
-        matrices of two axes). Or your own transformation, whose updates are measured as
-        they are: then `rule.departures` lists what is not maximal in it and in the
-        model. You can also write `optimizer`.
+        matrices of two axes). Or your own transformation, or a function that returns
+        it, whose updates are measured as they are: then `rule.departures` lists what is
+        not maximal in it and in the model. You can also write `optimizer`.
     widths : sequence of int
         Widths to measure, at least two. The smallest is the base of the exponents.
     batch : tuple, optional

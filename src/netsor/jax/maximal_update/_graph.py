@@ -124,13 +124,21 @@ class JaxGraph:
         values: dict[Node, Any] = dict(self.graph.constants)
         values.update(self.numbers(parameters))
         for node in self.every_node:
-            if self.is_call(node) and node not in values:
+            if self.is_operation(node) and node not in values:
                 values[node] = self.apply(node, values)
         return values
 
-    def is_call(self, node: Node) -> bool:
+    def is_operation(self, node: Node) -> bool:
         """Whether a node is an operation that depends on parameters."""
         return node.op == "call_function" and self.graph.is_random(node)
+
+    def is_call(self, node: Node) -> bool:
+        """Whether a node is such an operation that returns one array.
+
+        The entries of a tuple are nodes of their own.
+        """
+        returns_tuple = isinstance(node.meta["val"], list | tuple)
+        return self.is_operation(node) and not returns_tuple
 
     @staticmethod
     def name_of(node: Node) -> str:
@@ -219,7 +227,9 @@ class JaxGraph:
                     continue
                 inputs = node.all_input_nodes
                 if any(y in changed for y in inputs):
-                    of_inputs = {y: changed.get(y, values[y]) for y in inputs}
+                    of_inputs = {}
+                    for y in inputs:  # values holds no tuples
+                        of_inputs[y] = changed[y] if y in changed else values[y]
                     changed[node] = self.apply(node, of_inputs)
                 if node is target:
                     break

@@ -37,6 +37,7 @@ from ...maximal_update._scale_places import part_of_mask, writers_of
 from ...maximal_update._subject import Subject
 from ...reader._graph import Node, UnsupportedError
 from .._models import is_pair
+from .._optax import EXPECTED, is_transformation, transformation_of
 from ._arrays import JaxArrays, rms
 from ._batch import Batch
 from ._emitted_file import source_of
@@ -139,11 +140,11 @@ def subject_of(
     is_named = isinstance(optimiser, str)
     if is_named:
         one_of(optimiser, "optimiser", "", tuple(FAMILIES))
-    elif not callable(getattr(optimiser, "update", None)):
+    elif not is_transformation(optimiser) and not callable(optimiser):
         raise ArgumentError(
             "optimiser",
             type(optimiser).__name__,
-            f"one of {', '.join(FAMILIES)}, or an optax.GradientTransformation",
+            f"one of {', '.join(FAMILIES)}, or {EXPECTED}",
         )
     return JaxSubject(
         build=build,
@@ -476,7 +477,7 @@ class _Measurement:
         optax = optax_library()
         subject = self.subject
         if subject.make is not None:
-            return optax.chain(subject.make, optax.scale(-1.0))
+            return optax.chain(transformation_of(subject.make), optax.scale(-1.0))
         if not subject.family.is_mixed:
             return subject.family.direction(optax)
         shapes = subject.shapes(*self.size)

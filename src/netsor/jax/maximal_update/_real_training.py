@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from ...maximal_update._rules import ScalingRule, matches
 from ...maximal_update._subject import TrainingRun
 from .._models import Leaves, name_of_path
+from .._optax import transformation_of
 from .._run_loop import joined, norm, parted
 from ._arrays import rms
 from ._graph import JaxGraph, module_of
@@ -141,7 +142,7 @@ class _Runs:
         subject = self.training.subject
         emitted = self.training.functions
         if subject.make is not None:  # the updates of the user have their own rates
-            transformation = subject.make
+            transformation = transformation_of(subject.make, moving)
             if emitted is not None:
                 transformation = emitted.optimiser(moving, transformation, self.base)
             return optax.chain(transformation, optax.scale(lr))
@@ -236,8 +237,9 @@ class _Runs:
             if module_of(name) == path:
                 changed[node] = before[node]
         for node in graph.every_node:
-            if graph.is_call(node) and any(x in changed for x in node.all_input_nodes):
-                inputs = {x: changed.get(x, after[x]) for x in node.all_input_nodes}
+            arguments = node.all_input_nodes
+            if graph.is_operation(node) and any(x in changed for x in arguments):
+                inputs = {x: changed.get(x, after[x]) for x in arguments}
                 changed[node] = graph.apply(node, inputs)
             if node is end:
                 break

@@ -11,6 +11,7 @@ from ...maximal_update._toml_file import (
     content_of_file,
     unreadable_file,
 )
+from .._optax import EXPECTED, is_transformation
 from ._emitted_file import source_of
 from ._measure import subject_of
 from ._optimisers import FAMILIES
@@ -21,13 +22,13 @@ class OfJax:
     """JAX, as a sweep uses it."""
 
     words = "a JAX model"
-    own_optimiser = "an optax.GradientTransformation"
+    own_optimiser = EXPECTED
     optimisers: Sequence[str] = tuple(FAMILIES)
 
     @staticmethod
     def is_optimiser(optimiser: Any) -> bool:
-        """Whether this is an optimiser of optax."""
-        return callable(getattr(optimiser, "update", None))
+        """Whether this is an optimiser of optax, or a function that may make one."""
+        return is_transformation(optimiser) or callable(optimiser)
 
     @staticmethod
     def functions_of(source: str) -> Written:

@@ -245,6 +245,7 @@ class Probes:
         program._gaussian = self._gaussian
         if isinstance(self.source, ProgramModel):
             program._notes = self.source.program._notes
+            program._counts_draws = self.source.program._counts_draws
         return program
 
     @property
