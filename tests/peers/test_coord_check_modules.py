@@ -216,3 +216,30 @@ def test_coordinate_check_of_a_broken_rule_names_its_cause(name):
     again = checked(optimiser, followed, WIDTHS)
     assert again.advice == []
     assert again.broken == []
+
+
+class HeadAlone(GPT):
+    """No gradient reaches what comes before the head."""
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.last(x).detach())
+
+
+def test_coordinate_check_moves_nothing_before_a_detached_value():
+    check = ns.coord_check(
+        lambda n: HeadAlone(n, OF_SGD),
+        optimiser=sgd(OF_SGD),
+        widths=[64, 128],
+        ids=IDS,
+        draws=6,
+        workers=1,
+        progress=False,
+    )[0]
+    verdicts = {name: check[name].verdict for name in check}
+    before = ("embedding", "scores", "attention", "mlp", "stream")
+    assert {verdicts.pop(name) for name in before} == {"does not move"}
+    assert "does not move" not in verdicts.values()
+    assert {verdict.entry.name for verdict in check.updates} == {"head.weight"}
