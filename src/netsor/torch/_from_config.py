@@ -75,7 +75,7 @@ def _class_of(settings: Any) -> Any:
     for name in settings.architectures or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
-    mappings = MAPPINGS
+    mappings: tuple[str, ...] = MAPPINGS
     if settings.is_encoder_decoder:  # its decoder alone is a causal model too
         mappings = (SEQ_TO_SEQ, *MAPPINGS)
     for name in mappings:
