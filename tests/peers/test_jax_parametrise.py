@@ -225,5 +225,5 @@ def test_fused_and_tied_models():
     rule = ns.jax.parametrise(fused_and_tied, widths=[32, 64], draws=3)
     found = str(rule)
     assert "gain: times 1/n (logits)" in found
-    queries = "fused, from 0 to 0.333 of the last axis: times 1/n (scores)"
+    queries = "fused, from 0 to 0.333 of the last axis: times n^-1/2 (scores)"
     assert queries in found
