@@ -401,7 +401,7 @@ def _ends(numbers: Numbers) -> Claim:
     return Claim(
         published=(
             "The U-shape is present at initialisation: a tail at the start, and an"
-            " isolated anchor at the final token."
+            " isolated anchor at the final token (GPT-2)."
         ),
         rule=(
             "In GPT-2 the last token has more than"

@@ -294,6 +294,7 @@ def draw(numbers: Numbers) -> Any:
     for axes in (left, right):
         axes.set(xlabel="block")
         axes.set_xticks(blocks, map(str, MEASURED))
+    left.set_ylim(-0.06, 1.1)
     figure.suptitle("Equal writes make streams parallel before training", size=8)
     figure.legend(loc="outside lower center", ncols=2)
     return figure
