@@ -97,10 +97,10 @@ SMALL = Protocol(
     widths=(32, 64),
     rates=(-7.0, -6.5, -6.0),
     sequences=4,
-    held_out_sequences=4,
+    held_out_sequences=6,
     tokens=16,
     images=16,
-    held_out_images=16,
+    held_out_images=24,
     widths_of_changes=(32, 64),
     seeds=2,
     rounds=1,
@@ -415,6 +415,7 @@ class Outputs:
     def __init__(self, trainer: Trainer, is_tied: bool):
         self.model = trainer.model
         self.values: dict[str, torch.Tensor] = {}
+        self.is_recording = False  # not while the network is trained
         modules = dict(self.model.named_modules())
         heads = [path for path in modules if path.rpartition(".")[2] in HEADS]
         for path, module in modules.items():
@@ -433,14 +434,18 @@ class Outputs:
     def of(self, batch: Batch) -> dict[str, torch.Tensor]:
         """The outputs for a batch, by paths."""
         self.values = {}
+        self.is_recording = True
         with torch.no_grad():
             logits_of(self.model, batch)
+        self.is_recording = False
         return self.values
 
     def _recorder(self, path: str) -> Any:
         """A hook that records the output."""
 
         def record(module: Any, args: Any, output: Any) -> None:
+            if not self.is_recording:
+                return
             first = output[0] if isinstance(output, tuple) else output
             self.values[path] = first.clone()
 
@@ -450,7 +455,8 @@ class Outputs:
         """A hook that records what the output is more than at the start."""
 
         def record(module: Any, args: Any, output: Any) -> None:
-            self.values[path + BY_ITS_UPDATE] = output - start(*args)
+            if self.is_recording:
+                self.values[path + BY_ITS_UPDATE] = output - start(*args)
 
         return record
 

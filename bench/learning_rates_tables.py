@@ -1,15 +1,15 @@
 """The tables of `bench/learning_rates.py`, whose docstring has the protocol.
 
 `python bench/learning_rates_tables.py DIR` prints them. With `--page` it also stores
-the results in bench/results/learning_rates.csv, and writes what they show into
+the results in bench/results/learning_rates, and writes what they show into
 docs/parametrise.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import math
+import shutil
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -21,7 +21,6 @@ from typing import NamedTuple
 import numpy as np
 from learning_rates import (
     BY_ITS_UPDATE,
-    COLUMNS,
     DERIVED,
     ONE_RATE,
     SEEDS_OF_ROUND,
@@ -34,7 +33,7 @@ from scipy.stats import t as student_t
 
 BOOTSTRAP = 2000  # samples of seeds
 TOLERANCE = 0.1  # of exponents of changes
-RESULTS = Path(__file__).parent / "results" / "learning_rates.csv"
+RESULTS = Path(__file__).parent / "results" / "learning_rates"
 PAGE = Path(__file__).parents[1] / "docs" / "parametrise.md"
 BEGIN = "<!-- bench/learning_rates_tables.py: begin -->"
 END = "<!-- bench/learning_rates_tables.py: end -->"
@@ -265,15 +264,6 @@ def _lines_of_changes(
             yield f"| {network} | {path} | {interval} | {verdict} |"
 
 
-def stored(values: dict[Key, float]) -> None:
-    """Write all results into one file."""
-    with RESULTS.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(COLUMNS)
-        for key, value in sorted(values.items()):
-            writer.writerow([*key, f"{value:.6g}"])
-
-
 def section(values: dict[Key, float]) -> str:
     """What the results show, for the page."""
     networks = [name for name in WORDS_OF if any(name == key[1] for key in values)]
@@ -352,7 +342,9 @@ def main() -> None:
     print(report(paths), end="")
     if given.page:
         values = read(paths)
-        stored(values)
+        for path in paths:
+            if path.parent.resolve() != RESULTS.resolve():
+                shutil.copy(path, RESULTS / path.name)
         write_page(section(values))
 
 

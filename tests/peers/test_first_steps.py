@@ -46,3 +46,17 @@ def test_other_settings_are_not_mixed(tmp_path):
     with pytest.raises(subprocess.CalledProcessError) as error:
         called("run", tmp_path, *SMALL)
     assert "has other settings: choose another --out" in error.value.stderr
+
+
+def test_page_has_what_the_stored_logs_show(monkeypatch):
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    import first_steps
+
+    document = json.loads((first_steps.RESULTS / "first_steps.json").read_text())
+    logs = first_steps.Logs(first_steps.RESULTS / "first_steps.csv")
+    settings = first_steps.Settings(**document["settings"])
+    again = first_steps.summary(logs, first_steps.stored_law(logs, settings))
+    assert again["alarms"] == document["alarms"]
+    page = first_steps.PAGE.read_text()
+    for part in (first_steps.sentences, first_steps.table, first_steps.mistakes):
+        assert part(document) in page

@@ -186,3 +186,44 @@ def test_sweeps_of_the_command_take_functions_that_make_optimisers(tmp_path, opt
     )
     assert found.returncode == 0, found.stderr
     assert "as written" in found.stdout
+
+
+def fused_and_tied(n):
+    """Attention by one matrix for queries, keys and values, and a tied head."""
+    heads = 4
+
+    def init(key):
+        words, fused, out = jax.random.split(key, 3)
+        return {
+            "words": 0.02 * jax.random.normal(words, (23, n)),
+            "gain": jnp.ones(n),
+            "layers": {
+                "0": {
+                    "fused": jax.random.normal(fused, (n, 3 * n)) / n**0.5,
+                    "out": jax.random.normal(out, (n, n)) / n**0.5,
+                }
+            },
+        }
+
+    def norm(x):
+        return x * jax.lax.rsqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+
+    def apply(parameters, ids):
+        layer = parameters["layers"]["0"]
+        x = parameters["words"][ids]
+        parts = jnp.split(norm(x) @ layer["fused"], 3, axis=-1)
+        query, key, value = (y.reshape(*ids.shape, heads, n // heads) for y in parts)
+        scores = jnp.einsum("bqhd,bkhd->bhqk", query, key) / (n // heads) ** 0.5
+        values = jnp.einsum("bhqk,bkhd->bqhd", jax.nn.softmax(scores), value)
+        x = x + values.reshape(x.shape) @ layer["out"]
+        return norm(x) * parameters["gain"] @ parameters["words"].T
+
+    return init, apply
+
+
+def test_fused_and_tied_models():
+    rule = ns.jax.parametrise(fused_and_tied, widths=[32, 64], draws=3)
+    found = str(rule)
+    assert "gain: times 1/n (logits)" in found
+    queries = "fused, from 0 to 0.333 of the last axis: times n^-1/2 (scores)"
+    assert queries in found

@@ -28,6 +28,21 @@ class Repeated(Network):
         return self.head(self.norm(x))
 
 
+class OneBlock(Network):
+    """One layer without a number, three times."""
+
+    def __init__(self):
+        super().__init__()
+        self.block = self.layers[0]
+        del self.layers
+
+    def forward(self, ids):
+        x = self.embed(ids)
+        for _ in range(3):
+            x = self.block(x)
+        return self.head(self.norm(x))
+
+
 class Averaging(Layer):
     """A mean over tokens in place of attention."""
 
@@ -84,6 +99,8 @@ def test_block_is_found_at_each_call():
     parts = read_network(Repeated, (IDS,)).structure
     paths = [block.path for block in parts.blocks]
     assert paths == ["layers.0", "layers.1", "layers.0", "layers.1"]
+    parts = read_network(OneBlock, (IDS,)).structure
+    assert [block.path for block in parts.blocks] == ["block"] * 3
 
 
 @pytest.mark.parametrize("layer", [Averaging, Shifted])

@@ -342,6 +342,7 @@ CHANGES = {
     "clip_norm": 1e-3,
     "weights": lambda net: None,
     "rng": 7,
+    "batch": ([[1, 2]], [[2, 1]]),
 }
 # decide no law
 RUNNING = (

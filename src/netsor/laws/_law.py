@@ -230,7 +230,9 @@ class Law(LawBase, Distribution):
         value, error = self._pdf(y)
         unknown = np.full(len(y), np.inf)
         positive = np.asarray(value) > 0
-        return np.asarray(np.divide(error, value, out=unknown, where=positive))
+        with np.errstate(over="ignore"):  # beside a density near 0 it is infinite
+            relative = np.divide(error, value, out=unknown, where=positive)
+        return np.asarray(relative)
 
     def _log_doubt(self, y: Array) -> Array:
         """How far log f(y) may be off where few replicas or none reach y, (points,)."""

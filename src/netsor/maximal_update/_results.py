@@ -701,8 +701,10 @@ def _part(scale: OutputScale) -> str:
     """The entries that are scaled, in words."""
     if scale.part is None:
         return ""
-    axis = "first" if scale.parameters else "last"
-    return f", from {scale.part.start:.3g} to {scale.part.stop:.3g} of the {axis} axis"
+    # of a parameter it is the one that the part names; of an output, the last one
+    axis = scale.part.axis if scale.parameters else -1
+    name = {0: "the first axis", -1: "the last axis"}.get(axis, f"axis {axis}")
+    return f", from {scale.part.start:.3g} to {scale.part.stop:.3g} of {name}"
 
 
 def _interval(exponent: Exponent | None) -> str:

@@ -964,7 +964,8 @@ def matmul(call: Call, x: Tensor, other: Tensor) -> Tensor:
     """
     if isinstance(other, Random) and len(other.shape) == 2:
         return linear(call, x, transposed(other))
-    if isinstance(other, Random) and len(other.shape) == 3 and is_random(x):
+    is_batch = isinstance(other, Random) and len(other.shape) == 3 and is_random(x)
+    if is_batch and not call.draws.acts_row_by_row(transposed(other)):
         return _product_of_batch(call, x, other)
     y = call.settled(other)
     if isinstance(x, Random) and len(x.shape) == 2:

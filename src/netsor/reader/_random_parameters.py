@@ -457,14 +457,14 @@ class Draws:
         )
 
     def acts_row_by_row(self, w: Random) -> bool:
-        """Whether a matrix is read as the vectors that its rows are.
+        """Whether a matrix, or several, are read as the vectors that their rows are.
 
-        It has entries of mean other than 0, and few outputs.
+        They have entries of mean other than 0, and few outputs.
         """
         if self.trained or w.name in self.ids or w.name in self.of_given_numbers:
             return False
         has_mean = bool(self.laws[w.name].mean)
-        has_few_outputs = w.shape[0] <= MOST_ENTRIES
+        has_few_outputs = math.prod(w.shape[:-1]) <= MOST_ENTRIES
         return has_mean and has_few_outputs
 
     def _sum_of_columns(self, w: Random, x: Floats) -> Vectors:

@@ -226,6 +226,7 @@ def structure(graph: Graph) -> Structure:
         _stacks_of_modules,
         _stacks_of_loops,
         _stacks_of_stages,
+        _stacks_of_calls,
         _whole,
     ):
         stacks = stacks or find_stacks(graph, problems)
@@ -409,6 +410,19 @@ def _input_of(graph: Graph, part: Part) -> Node | None:
             if x not in inside and len(shape_of(x)) > 2 and graph.is_random(x):
                 return x
     return None
+
+
+def _stacks_of_calls(graph: Graph, problems: list[str]) -> list[Stack]:
+    """Blocks that are the calls of one module without a number, `self.block`."""
+    for path, parts in _calls(graph).items():
+        has_number = any(name.isdigit() for name in path.split("."))
+        if has_number or len(parts) == 1:
+            continue
+        # the reasons why other modules are not blocks would only confuse
+        stacks = _stack(graph, _stream_into(graph, parts[0]), parts, problems=[])
+        if stacks:
+            return stacks
+    return []
 
 
 def _whole(graph: Graph, problems: list[str]) -> list[Stack]:

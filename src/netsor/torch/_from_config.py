@@ -24,9 +24,10 @@ from ._network import network, token_ids
 from ._parameters import parameters
 
 # mappings of transformers from configurations to classes, in the order of preference
+SEQ_TO_SEQ = "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING"
 MAPPINGS = (
     "MODEL_FOR_CAUSAL_LM_MAPPING",
-    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING",
+    SEQ_TO_SEQ,
     "MODEL_FOR_MASKED_LM_MAPPING",
     "MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING",
     "MODEL_MAPPING",
@@ -74,7 +75,10 @@ def _class_of(settings: Any) -> Any:
     for name in settings.architectures or ():
         if hasattr(transformers, name):
             return getattr(transformers, name)
-    for name in MAPPINGS:
+    mappings: tuple[str, ...] = MAPPINGS
+    if settings.is_encoder_decoder:  # its decoder alone is a causal model too
+        mappings = (SEQ_TO_SEQ, *MAPPINGS)
+    for name in mappings:
         mapping = getattr(transformers, name)
         if type(settings) in mapping:
             model_class = mapping[type(settings)]

@@ -79,8 +79,9 @@ class RunProposal:
         size = f"{counted(best.sequences, 'sequence')} of {best.tokens} tokens"
         if not self.ok:
             return (
-                f"the whole batch, {size}, detects a gradient norm off by a factor of"
-                f" {best.factor:.3g}, not {self.factor:.3g}: use a larger batch"
+                f"the whole batch, {size}, detects at step 0 a gradient norm off by a"
+                f" factor of {best.factor:.3g}, not {self.factor:.3g}: use a larger"
+                " batch, or later steps, which often vary less"
             )
         share = best.sequences * best.tokens / self.tokens
         return (
