@@ -723,17 +723,28 @@ def _trained(options: dict[str, Any]) -> tuple[Any, Any]:
             f"FILE:FUNCTION {shown(str(named))} names a function of the width: leave"
             " out the index"
         )
-    if optimiser not in (*NAMED, *OF_MODULES):
-        option = spelled(("--optimiser", "--optimizer"))
-        optimiser = _named_in_file(
-            option, name=optimiser, function=named.value, allowed=OPTIMISER_NAMES
-        )
-    return named.value, optimiser
+    if optimiser in NAMED:
+        return named.value, optimiser
+    # an object of FILE comes before the name of an optimiser of PyTorch, as adamw
+    if optimiser in OF_MODULES and _object_in_file(optimiser, named.value) is None:
+        return named.value, optimiser
+    own = _named_in_file(
+        spelled(("--optimiser", "--optimizer")),
+        name=optimiser,
+        function=named.value,
+        allowed=OPTIMISER_NAMES,
+    )
+    return named.value, own
+
+
+def _object_in_file(name: str, function: Any) -> Any:
+    """The object of this name in the file of a function, or None."""
+    return getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
 
 
 def _named_in_file(option: str, name: str, function: Any, allowed: str) -> Any:
     """The object of this name in the file of a function."""
-    value = getattr(sys.modules.get(getattr(function, "__module__", "")), name, None)
+    value = _object_in_file(name, function)
     if value is None:
         raise UsageError(f"{option} {shown(name)} must be {allowed} in FILE")
     return value

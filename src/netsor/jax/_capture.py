@@ -71,8 +71,8 @@ def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
     """The counts of a scan: since JAX 0.11 the tree of its inputs has them."""
     if "num_consts" in params:
         return LoopCounts(params["num_consts"], params["num_carry"])
-    consts, carried, _ = params["ft_in"]
-    return LoopCounts(consts=len(list(consts)), carried=len(list(carried)))
+    consts, carried, _ = params["ft_in"].unpack()  # iteration would give the leaves
+    return LoopCounts(consts=len(consts), carried=len(carried))
 
 
 class Variable(NamedTuple):
