@@ -306,8 +306,8 @@ class Plan:
     @cached_property
     def _integrals_by_depth(self) -> tuple[list[Integral], list[Integral]]:
         """The first and the later expectations."""
-        first = []
-        later = []
+        first: list[Integral] = []
+        later: list[Integral] = []
         shifting: set[Register] = set()  # results that depend on expectations
         for step in self.steps:
             depends = any(arg.shifts or arg in shifting for arg in step.args)
