@@ -280,7 +280,7 @@ def section(values: dict[Key, float]) -> str:
         one_rate, _ = best_rates(values, network, ONE_RATE)
         of_one_rate = "not run"
         if len(one_rate) > 1:
-            of_one_rate = f"{spread_of(list(one_rate.values())).value:.1f}"
+            of_one_rate = _distance_with_one_rate(list(one_rate.values()))
         rows.append("| " + " | ".join([*row, of_one_rate]) + " |")
     widths = sorted({x[3] for x in values if x[0] == "loss"})
     head = ["network", "initialisations", *[f"{width:,}" for width in widths]]
@@ -290,10 +290,13 @@ def section(values: dict[Key, float]) -> str:
     heads = "| network | agree | undecided | disagree | largest exponent (99 %) |"
     table_of_changes = [heads, "|---|---|---|---|---|", *changes]
     transfers = [x for x in verdicts if verdicts[x].startswith("transfers")]
+    decided = [x for x in transfers if verdicts[x] == "transfers"]
     text = (
         f"By this rule the best rate of {len(transfers)} of {len(verdicts)} networks"
-        " transfers. The columns of widths have the log2 of the best rate, and"
-        " distances are in grid points."
+        f" transfers, and the initialisations decide it for {len(decided)} of them."
+        " The columns of widths have the log2 of the best rate ± one standard error,"
+        " and distances are in grid points. A best rate at an end of its grid makes"
+        ' the verdict "not within the grid".'
     )
     of_changes = (
         "The changes of three steps, at widths 64 to 1,024 with 8 initialisations, by"
@@ -301,6 +304,14 @@ def section(values: dict[Key, float]) -> str:
     )
     paragraphs = [_filled(text), "\n".join(table), _filled(of_changes)]
     return "\n\n".join([*paragraphs, "\n".join(table_of_changes)])
+
+
+def _distance_with_one_rate(best: Sequence[Best]) -> str:
+    """The distance of the best rates, and whether one is at an end of its grid."""
+    distance = f"{spread_of(best).value:.1f}"
+    if all(at_width.is_inside for at_width in best):
+        return distance
+    return f"{distance}, at an end of the grid"
 
 
 def _line_of_changes(values: dict[Key, float], network: str) -> str:

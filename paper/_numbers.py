@@ -19,7 +19,15 @@ from netsor.laws import Estimate
 HERE = Path(__file__).parent
 ROOT = HERE.parent
 RUN = ROOT / "results" / "paper"
-RESULTS = ("words", "positions", "recurrent", "hypersphere")
+RESULTS = (
+    "words",
+    "positions",
+    "recurrent",
+    "hypersphere",
+    "shapes",
+    "streams",
+    "ngpt",
+)
 FIGURES = ("words", "words-models", "positions", "recurrent", "recurrent-rate")
 WIDTHS = (16, 64, 256, 1024)
 DRAWS = 200_000

@@ -384,9 +384,9 @@ def literature_command(verbose: bool, **options: Any) -> None:
 
     RESULT is any of giorlandino deepscale unit-scaling tensor-programs noci hron dong
     temperature learning-rate gating finite-width gap completep subcritical
-    gated-attention peri-ln words positions recurrent hypersphere; the default is all of
-    them. An interrupted run resumes where it stopped. netsor overwrites only its own
-    files in the folder.
+    gated-attention peri-ln words positions recurrent hypersphere shapes streams ngpt;
+    the default is all of them. An interrupted run resumes where it stopped. netsor
+    overwrites only its own files in the folder.
     """
     from ..papers.literature._study import LiteratureStudy, Request
     from ._run_study import run

@@ -202,7 +202,7 @@ def verdicts(**changed):
 
 
 def test_verdicts_can_agree_and_disagree():
-    usual = [AGREES, OUTSIDE, AGREES, AGREES, AGREES, AGREES, OUTSIDE]
+    usual = [AGREES, OUTSIDE, AGREES, AGREES, AGREES, AGREES, OUTSIDE, AGREES]
     assert verdicts(first=10.0) == usual
     assert verdicts(first=10.0, anchor=1e-3)[0] == DISAGREES
     assert verdicts(first=1e-3)[0] == DISAGREES
@@ -212,6 +212,8 @@ def test_verdicts_can_agree_and_disagree():
     assert verdicts(first=10.0, density=1.1)[4] == DISAGREES
     assert verdicts(first=10.0, paths=1e-9)[5] == DISAGREES
     assert verdicts(first=10.0, amplitude=1.1)[6] == AGREES
+    assert verdicts(first=10.0, anchor=1e-4)[7] == DISAGREES
+    assert verdicts(first=1e-3)[7] == DISAGREES
 
 
 def test_table_rows_have_equal_columns():

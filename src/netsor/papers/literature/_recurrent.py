@@ -542,7 +542,7 @@ RESULT = Result(
         Picture(
             name="recurrent",
             caption=(
-                "The law of one output of each layer by width, and its limit (dotted)."
+                "The law of one output of each layer by width (dotted), and its limit."
             ),
             draw=draw,
             rows=rows,

@@ -46,10 +46,13 @@ from . import (
     _hron,
     _hypersphere,
     _learning_rate,
+    _ngpt,
     _noci,
     _peri_ln,
     _positions,
     _recurrent,
+    _shapes,
+    _streams,
     _subcritical,
     _temperature,
     _tensor_programs,
@@ -79,6 +82,9 @@ MODULES = (
     _positions,
     _recurrent,
     _hypersphere,
+    _shapes,
+    _streams,
+    _ngpt,
 )
 RESULTS: dict[str, Result] = {module.RESULT.name: module.RESULT for module in MODULES}
 
