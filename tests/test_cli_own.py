@@ -642,6 +642,21 @@ class Net:
 """
 
 
+def test_a_configuration_is_named_by_whole_words(tmp_path):
+    """The name of Attention ends in n, and SecondConfig is another name of a class."""
+    (tmp_path / "net.py").write_text(
+        "class Attention: pass\n"
+        "class ModelConfig: pass\n"
+        "SecondModelConfig = ModelConfig\n"
+        "def narrow(n): pass\n"
+        "def configured(model_config): pass\n"
+    )
+    remedies = {"narrow": "n=…", "configured": '"model_config=ModelConfig()"'}
+    for function, remedy in remedies.items():
+        result = netsor("check", f"net.py:{function}", cwd=tmp_path)
+        assert result.stderr.rstrip().endswith(f"pass it: --arg {remedy}")
+
+
 @pytest.mark.parametrize(
     ("arguments", "remedy"),
     [

@@ -175,7 +175,12 @@ def _set_threads(library: Any, threads: int) -> None:
 
 
 def single_threaded(cls: C) -> C:
-    """A class whose public methods and properties compute on one BLAS thread."""
+    """A class whose public methods and properties compute on one BLAS thread.
+
+    They are those that the class itself defines: a base class has its own decorator.
+    Names that begin with an underscore are left out. Public methods call these, and are
+    limited already.
+    """
     for name, value in list(vars(cls).items()):
         if name.startswith("_"):
             continue

@@ -20,10 +20,10 @@ from typing import Any
 
 # the kind ("text", "html", "image", "error") and the content
 Emit = Callable[[str, str], None]
-BLOCK = "<block>"  # the name of the code in error messages
 
 # of the blocks of a page, which follow each other
 _names: dict[str, Any] = {"__name__": "__main__"}
+_blocks: list[str] = []  # the names of their code in tracebacks
 
 
 def answer(kind: str, content: str, emit: Emit) -> None:
@@ -49,15 +49,18 @@ def _run(code: str, emit: Emit) -> None:
     """Run a block; its last expression is shown as in a notebook, and so are figures
     that it leaves open.
     """
-    linecache.cache[BLOCK] = (len(code), None, code.splitlines(keepends=True), BLOCK)
+    # A later block may call functions of this one: its lines are found by its own name.
+    block = f"<block {len(_blocks) + 1}>"
+    _blocks.append(block)
+    linecache.cache[block] = (len(code), None, code.splitlines(keepends=True), block)
     try:
-        tree = ast.parse(code, BLOCK)
+        tree = ast.parse(code, block)
         last = None
         if tree.body and isinstance(tree.body[-1], ast.Expr):
             last = ast.Expression(tree.body.pop().value)  # type: ignore[attr-defined]
-        exec(compile(tree, BLOCK, "exec"), _names)
+        exec(compile(tree, block, "exec"), _names)
         if last is not None:
-            _show(eval(compile(last, BLOCK, "eval"), _names), emit)
+            _show(eval(compile(last, block, "eval"), _names), emit)
     except (Exception, SystemExit) as error:
         emit("error", _error_text(error))
     _show_figures(emit)
@@ -72,11 +75,13 @@ def _show(value: Any, emit: Emit) -> None:
 
 
 def _error_text(error: BaseException) -> str:
-    """The last line of the block in the traceback, and the message."""
+    """The last line of a block in the traceback, and the message."""
     message = "".join(traceback.format_exception_only(error)).rstrip()
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if frame.filename == BLOCK:
-            return f"line {frame.lineno}: {frame.line}\n{message}"
+        if frame.filename in _blocks:
+            is_earlier = frame.filename != _blocks[-1]
+            place = "earlier block, line" if is_earlier else "line"
+            return f"{place} {frame.lineno}: {frame.line}\n{message}"
     return message
 
 

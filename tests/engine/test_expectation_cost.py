@@ -74,7 +74,7 @@ def test_estimate_counts_the_points(replicas, points):
     plan = selective()[2].plan(n=ns.inf)
     sample_block(plan, 0, replicas)
     (integral,) = (step.integral for step in plan.steps if step.integral is not None)
-    assert integral.arguments == 2 * (7 + 3)  # vectors and scalars of the state, twice
+    assert integral.arguments == 7 + 3  # vectors and scalars: a square reads them once
     expected = SECONDS_PER_ARGUMENT * integral.arguments * sum(points)
     assert plan.integration_seconds(replicas) == pytest.approx(expected)
 
@@ -86,8 +86,43 @@ def test_shifted_plans_do_not_integrate_the_first_layer_again(points):
     moves(PlanQuery(net.outputs, widths), replicas=2)
     once = len(points)
     points.clear()
-    sample_block(net.plan(n=ns.inf), 0, 2)
+    plan = net.plan(n=ns.inf)
+    sample_block(plan, 0, 2)
     assert once == len(points) == 1
+    replicas = _plan.QUADRATURE_PROBE_REPLICAS
+    assert plan.probing_seconds == plan.integration_seconds(replicas)
+
+
+def gates_of_gates(tokens=2):
+    """Two layers of gates, so that expectations of the second depend on the first."""
+
+    def gate(u, v, s):
+        return np.tanh(s * u) * v
+
+    x = ns.gaussian(n, tokens)
+    scale = ns.dot(ns.gaussian(n), x)
+    for _ in range(2):
+        left, right = (ns.weight(n, n) @ x for _ in range(2))
+        x = ns.nonlin(gate, left, right, scale)
+    return ns.Program(ns.weight(n, n) @ x)
+
+
+def test_shifted_plans_integrate_the_second_layer_again(points):
+    """It is announced three times: its arguments move with the first expectations."""
+    plan = gates_of_gates().plan(n=ns.inf)
+    replicas = _plan.QUADRATURE_PROBE_REPLICAS
+    sampling = plan.integration_seconds(replicas)
+    assert sampling < plan.probing_seconds < 3 * sampling
+
+
+def test_symmetric_kernel_counts_half_of_the_pairs():
+    """Of 2 × 2 pairs three are computed: two squares, which evaluate the function once,
+    and one product, which evaluates it twice.
+    """
+    plan = gates_of_gates().plan(n=ns.inf)
+    integrals = [step.integral for step in plan.steps if step.kind == "kernel"]
+    assert all(integral.expectations == 3 for integral in integrals)
+    assert all(3 * integral.arguments == 2 * 3 + 2 * 3 for integral in integrals)
 
 
 def test_plans_announce_expectations():
@@ -126,7 +161,7 @@ def test_draws_beyond_the_bound_are_refused_before_any_integral(
 ):
     net = selective()
     net.plan(n=ns.inf)
-    monkeypatch.setattr(_plan, "MAX_SECONDS", 10.0)
+    monkeypatch.setattr(_plan, "MAX_SECONDS", 1.0)
     with pytest.raises(
         ns.ExactError, match=r"1,000 draws at width inf would take about .* of one core"
     ) as found:

@@ -263,3 +263,10 @@ def test_cell_runs_shell_commands(fresh, monkeypatch):
     text = "".join(content for _, content in found)
     assert "excess kurtosis  0.121659" in text
     assert "pip" not in text
+
+
+def test_error_in_a_function_of_an_earlier_block_shows_its_line(fresh):
+    assert asked(cells, "python", "def inverse(x):\n    return 1 / x") == []
+    ((kind, content),) = asked(cells, "python", "y = 2\ninverse(0)")
+    assert kind == "error"
+    assert content.startswith("earlier block, line 2: return 1 / x\n")

@@ -440,6 +440,8 @@ def test_model_that_cannot_be_trained_raises_error():
         ns.torch.run_law(Bigram, sgd, [IDS] * 4)
     with pytest.raises(ValueError, match=r"a divisor of the 8 sequences"):
         ns.torch.run_law(Bigram, sgd, IDS, accumulation=3)
+    with pytest.raises(ValueError, match="pass a batch with sequences"):
+        ns.torch.run_law(Bigram, sgd, IDS[:0], accumulation=2)
     for made in (None, [], "adam", [1.0]):
         with pytest.raises(
             ValueError, match=r"optimiser=.* must be a function of the module that ret"
@@ -1431,6 +1433,19 @@ def test_scale_removed_after_clipping_leaves_too_small_gradients(law):
     healthy, wrong = run_of_loop(law.loop, 3), run_of_loop(found.loop, 3)
     assert wrong["grad_norm"][0] == pytest.approx(1024 * healthy["grad_norm"][0])
     assert wrong["grad_norm_clipped"][0] == pytest.approx(5 / 1024, rel=1e-4)
+
+
+def test_every_other_label_is_left_out_as_the_question_says(law):
+    halves = [
+        each for each in possible_mistakes(law.loop) if each.name == "every other label"
+    ]
+    assert len(halves) == 2
+    for half in halves:
+        labels = half.loop.of_batch(law.loop.batches[0]).labels
+        is_counted = (labels >= 0).any(dim=0)
+        start = 0 if "the first one on" in half.question else 1
+        assert is_counted[start::2].any()
+        assert not is_counted[1 - start :: 2].any()
 
 
 def test_adam_without_bias_correction_takes_steps_of_its_averages(of_adam):

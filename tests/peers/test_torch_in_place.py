@@ -88,9 +88,24 @@ class Filled(nn.Module):
         return self.second(y) + x
 
 
-def test_parts_that_change_in_place_are_read():
+class CountedFromTheEnd(nn.Module):
+    """Parts by `narrow` whose start is negative, one of them changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(10, 6)
+        self.first = nn.Linear(6, 6)
+
+    def forward(self, ids):
+        x = self.first(self.embed(ids)) * 1.0
+        x.narrow(1, -2, 2).mul_(2.0)
+        return x.narrow(1, -3, 3)
+
+
+@pytest.mark.parametrize("network", [Filled, CountedFromTheEnd])
+def test_parts_that_change_in_place_are_read(network):
     ids = torch.tensor([[3, 7, 1, 4]])
-    ((real, ours),) = outputs(Filled, (ids,))
+    ((real, ours),) = outputs(network, (ids,))
     np.testing.assert_allclose(ours, real, rtol=1e-9, atol=1e-12)
 
 

@@ -67,7 +67,12 @@ def loop_sizes(steps: int, accumulation: int, clip: float | None) -> LoopSizes:
 
 def rows_of_each_pass(rows: int, accumulation: int) -> list[slice]:
     """The rows of one batch that each of `accumulation` passes takes."""
-    if rows == 0 or rows % accumulation:
+    if rows == 0:
+        raise ValueError(
+            f"accumulation={accumulation} divides the sequences of a batch, and the"
+            " batch has none: pass a batch with sequences"
+        )
+    if rows % accumulation:
         raise ArgumentError(
             "accumulation",
             accumulation,

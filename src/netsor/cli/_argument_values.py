@@ -28,9 +28,10 @@ def literal(text: str) -> Any:
 
 
 def value_of(text: str, module: ModuleType | SimpleNamespace) -> Any:
-    """The value that a text stands for: a literal, what a call returns, or the text.
+    """The value that a text stands for, such as one after --arg.
 
-    Names in calls are those of the user's module.
+    A text with a call in it is evaluated, with names of the user's module. Without one,
+    it is a Python literal, or else the text itself: "3" is the number 3, "relu" a word.
     """
     try:
         tree = ast.parse(text, mode="eval").body

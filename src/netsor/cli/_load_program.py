@@ -36,6 +36,9 @@ LOADED: set[str] = set()
 MAX_LISTED = 6  # functions that an error names
 NAME = re.compile(r"(?P<name>[^\W\d]\w*)(?:\[(?P<index>[-\d,\s]+)\])?")
 
+# a word of a name in snake case or camel case; GPTConfig has the words GPT and Config
+WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W_A-Z]+")
+
 # Python's errors about an argument without a value, and those of `inspect`
 MISSING = re.compile(r"missing (?:\d+|a) required .*argument[s:]*:? '(?P<name>\w+)'")
 
@@ -162,20 +165,30 @@ def _argument_remedy(named: NamedProgram, error: BaseException) -> str:
 def _configuration_class(named: NamedProgram, module: Any, argument: str) -> str:
     """The class of a file that a missing argument takes, as GPTConfig for `config`.
 
-    It is "" if no class is named after the argument, or several are. Of several, the
-    one that is named after the function and the argument is chosen.
+    The name of such a class ends in the words of the argument: ModelConfig is one for
+    `config` and for `model_config`, but Attention is none for `n`. It is "" if there is
+    no such class, or several. Of several, the one that is named after the function and
+    the argument is chosen.
     """
     if not module:
         return ""
+    argument_words = _words_of(argument)
     candidates = []
     for name in _names_defined_in(module):
-        is_class = isinstance(getattr(module, name), type)
-        if is_class and name.lower().endswith(argument.lower()):
+        value = getattr(module, name)
+        # a second name of a class is no second class
+        is_class = isinstance(value, type) and value.__name__ == name
+        if is_class and _words_of(name)[-len(argument_words) :] == argument_words:
             candidates.append(name)
-    full_name = f"{named.name}{argument}".lower()
-    exact = [name for name in candidates if name.lower() == full_name]
+    full_name = [*_words_of(named.name), *argument_words]
+    exact = [name for name in candidates if _words_of(name) == full_name]
     chosen = exact or candidates
     return chosen[0] if len(chosen) == 1 else ""
+
+
+def _words_of(name: str) -> list[str]:
+    """The words of a name: ["gpt", "config"] for GPTConfig and for gpt_config."""
+    return [word.lower() for word in WORD.findall(name)]
 
 
 def is_target(source: str) -> bool:
@@ -212,6 +225,28 @@ def find(target: str, arguments: Sequence[str] = ()) -> NamedProgram:
     )
 
 
+def batch_of(target: str, name: str) -> Any:
+    """The batch of --batch NAME, in the file of FILE:FUNCTION."""
+    if not name.isidentifier():
+        raise UsageError(
+            f"--batch {shown(name)} must be a name in FILE, without an index"
+        )
+    return named_in_file_of(target, name)
+
+
+def named_in_file_of(target: str, name: str) -> Any:
+    """The object of this name in the file of FILE:FUNCTION, which `find` has executed.
+
+    The file is not executed again.
+    """
+    module_name, _, _ = target.rpartition(":")
+    module = sys.modules[_import_name(module_name)]
+    value = getattr(module, name, None)
+    if value is None:
+        raise _not_defined(name, module_name, module)
+    return value
+
+
 def _not_defined(name: str, module_name: str, module: Any) -> UsageError:
     """The error for a name that a module lacks, with the names that it defines."""
     message = f"PROGRAM {name!r} is not in {shown(module_name)}"
@@ -242,7 +277,7 @@ def _module(name: str) -> Any:
     path = Path(name)
     if path.exists() and not path.is_file():  # reading a pipe would wait
         raise ValueError("it is a folder, a device or a pipe")
-    spec = importlib.util.spec_from_file_location(f"netsor_program_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(_import_name(name), path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -250,6 +285,11 @@ def _module(name: str) -> Any:
     with _prepend_sys_path(str(path.parent.resolve())):  # as python FILE does
         spec.loader.exec_module(module)
     return module
+
+
+def _import_name(name: str) -> str:
+    """The name in `sys.modules` of a module, or of a .py file that was executed."""
+    return f"netsor_program_{Path(name).stem}" if name.endswith(".py") else name
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def parametrise_command(
 
 def _resolve_names(model: str, options: dict[str, Any], fail: bool) -> None:
     """Replace the names of an own optimiser and of a batch by what FILE defines."""
-    from ._load_program import find
+    from ._load_program import batch_of
 
     if options["optimiser"] not in OPTIMISERS:
         options["optimiser"] = _own_optimiser(model, options["optimiser"])
@@ -147,8 +147,7 @@ def _resolve_names(model: str, options: dict[str, Any], fail: bool) -> None:
         )
     batch = options.pop("batch")
     if batch is not None:
-        source, _, _ = model.rpartition(":")
-        options["batch"] = find(f"{source}:{batch}").value
+        options["batch"] = batch_of(model, batch)
 
 
 def _content(
@@ -274,14 +273,14 @@ def _named_file(option: str, path: str, overwrite: bool) -> Path:
 
 def _own_optimiser(model: str, name: str) -> Any:
     """The function of this name in the file of the model."""
-    from ._load_program import find
+    from ._load_program import named_in_file_of
 
     names = ", ".join(OPTIMISERS)
     if not name.isidentifier():
         raise UsageError(
             f"--optimiser {shown(name)} must be one of {names}, or a function in FILE"
         )
-    return find(f"{model.rpartition(':')[0]}:{name}").value
+    return named_in_file_of(model, name)
 
 
 def _write(file: Path, text: str) -> None:

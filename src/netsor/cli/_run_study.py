@@ -26,6 +26,7 @@ from ..report._document import FLAG, wrap
 from ..runtime._units import in_bytes, in_time
 from ..studies import Cost, Study
 from ..studies import Request as StudyRequest
+from ..studies._parametrisation import GROW_HEADS
 from ..studies._training import call_build, is_function, subject_of
 from ..studies.audit import AuditStudy, read_from_module
 from ..studies.audit._baseline import Baseline, summary
@@ -34,6 +35,7 @@ from ..studies.audit._request import sweep as sweep_of
 from ..studies.audit._results import Audit
 from ..studies.audit._rules import rule_name
 from ._load_program import (
+    batch_of,
     bound_widths,
     find,
     is_target,
@@ -684,11 +686,11 @@ def _transfer_of_module(
     library = library_of(options.pop("framework"))
     batch = options.pop("batch")
     if batch is not None:
-        options["batch"] = find(f"{source.rpartition(':')[0]}:{batch}").value
+        options["batch"] = batch_of(source, batch)
     rules = options.pop("rules") or None
     grow = options.pop("grow")
     vectors = options.pop("vectors")
-    if grow != "heads":
+    if grow != GROW_HEADS:
         raise UsageError(f"--grow {grow} is for models: a module defines what grows")
     if vectors:
         raise UsageError("--vectors is for models: the optimiser names what moves")

@@ -376,6 +376,8 @@ def _build(config: dict[str, Any], name: str | None = None) -> Transformer:
 
 # The fields of nanoGPT's GPTConfig that name those of Hugging Face's GPT-2, and others.
 NANOGPT_SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
+# Two of the others have no effect here: models are described in evaluation, without
+# dropout, and all biases of nanoGPT are 0 at initialisation.
 NANOGPT_OTHERS = ("block_size", "dropout", "bias")
 
 

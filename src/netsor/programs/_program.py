@@ -62,8 +62,8 @@ class Program:
 
     Parameters
     ----------
-    output : Value, or tuple of Value
-        The outputs; the law of several is their joint law.
+    output : Value, or tuple or list of Value
+        The outputs; the law of several is their joint law. A list becomes a tuple.
     name : str
         The name that is printed.
     probes : sequence of Probe
@@ -119,7 +119,8 @@ class Program:
         self.outputs = outputs  # a tuple, also if there is only one
         # values named by `ns.probe`, in order; empty for a part of a program
         self.probes = tuple(probes)
-        # a part of a program has the seeds and the widths of the whole
+        # The outputs of the program that this one is a part of, which `__getitem__`
+        # sets: a part has the seeds and the widths of the whole.
         self._whole = outputs
 
     if not TYPE_CHECKING:  # so that mypy still finds names that do not exist

@@ -113,7 +113,7 @@ class _Stream:
         streams = [x for x in node.all_input_nodes if x in self.carriers]
         if shape_of(node) != self.shape or node in self.carriers or not streams:
             return
-        branch = self._added(node)
+        branch = self._branch_of(node)
         if branch is None:
             self._carry(node, streams)
         elif name_of(node) == "add":
@@ -123,8 +123,11 @@ class _Stream:
         if node in self.carriers:
             self.previous[node] = streams[0]
 
-    def _added(self, node: Node) -> Node | None:
-        """The random operand of the shape of the stream that does not carry it."""
+    def _branch_of(self, node: Node) -> Node | None:
+        """The branch: the random operand of the stream's shape that is not the stream.
+
+        x + x has none.
+        """
         for x in node.all_input_nodes:
             is_random = x not in self.carriers and self.graph.is_random(x)
             if is_random and shape_of(x) == self.shape:
@@ -134,6 +137,8 @@ class _Stream:
     def _carry(self, node: Node, streams: Sequence[Node]) -> None:
         """Record an operation on the stream alone, if it keeps it or normalises it."""
         operation = name_of(node)
+        # a constant is added, such as a bias, or the stream to itself: 2x is carried
+        # on, as x is
         adds_to_one_stream = operation == "add" and len(streams) == 1
         if operation in SAME_STREAM or adds_to_one_stream:
             self.carriers[node] = self.carriers[streams[0]]

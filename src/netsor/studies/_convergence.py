@@ -467,8 +467,8 @@ class _WidthSearch:
             if low < n < high and self.is_below(n):
                 high = n
         if low >= LEAST and high < inf:
-            low = _end(low, int(high), self.is_above)
-            high = _end(int(high), low, self.is_below)
+            low = _bisected(low, int(high), self.is_above)
+            high = _bisected(int(high), low, self.is_below)
         return low, high
 
 
@@ -520,12 +520,12 @@ def _widths_to_try(start: int) -> tuple[list[int], list[int]]:
     return doubled, halved
 
 
-def _end(end: int, bound: int, holds: Callable[[int], bool]) -> int:
-    """A width near the bound for which a property holds, by bisection of log width from
-    `end`, where it holds, towards `bound`, where it does not.
+def _bisected(end: int, bound: int, holds: Callable[[int], bool]) -> int:
+    """A width where a property still holds, near one where it does not.
 
-    The result and the nearest width where it does not are within a factor of CLOSE. The
-    bound may be on either side.
+    The search bisects log width between `end`, where the property holds, and `bound`,
+    where it does not. Either may be the larger. It ends when the nearest width that was
+    tried without the property is within a factor of CLOSE, or is the next integer.
     """
     while max(end, bound) > CLOSE * min(end, bound):
         middle = round(math.sqrt(end * bound))

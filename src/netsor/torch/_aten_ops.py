@@ -586,6 +586,8 @@ def _slice(
 
 @reads("narrow")
 def _narrow(call: Call, x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    if start < 0:  # counted from the end; −2 + 2 would be the beginning
+        start += x.shape[dim]
     return rearrangement.pick(call, x, dim, slice(start, start + length))
 
 

@@ -79,13 +79,21 @@ class _Memory:
         self.source: dict[Node, Node] = {}
         for node in graph.nodes:
             source = _source(node)
-            # several results are tensors of their own, unless all are views
-            is_result = source is not None and not hasattr(source.meta["val"], "dtype")
-            if source is not None and not (is_result and source not in self.source):
+            if source is not None and self._is_view_of(source):
                 self.source[node] = source
         # of each owner of memory that was changed: by its views, and by the owner
         # itself, the nodes that have their numbers now
         self.changed: dict[Node, dict[Node, Node]] = {}
+
+    def _is_view_of(self, source: Node) -> bool:
+        """Whether a node in the memory of `source`, read before it, is a view of it.
+
+        It is a view of a single tensor. Of an operation with several results, it is one
+        of the results. The results of `split` are views of the tensor that is split.
+        Those of `max` or `batch_norm` are new tensors: each owns its memory.
+        """
+        has_several_results = not hasattr(source.meta["val"], "dtype")
+        return not has_several_results or source in self.source
 
     def is_known(self, node: Node) -> bool:
         """Whether the change that a node makes can be written as a new tensor."""
@@ -175,6 +183,7 @@ class _Memory:
         target, args = _whole(part, before, new)
         with self.graph.inserting_after(new):
             whole: Node = self.graph.call_function(target, args)
+        # `_storage` reads the memory from "val": the new node stands for that of before
         whole.meta = {**meta, "val": before.meta["val"]}
         return whole
 
@@ -222,6 +231,8 @@ def _whole(view: Node, x: Node, new: Node) -> tuple[Any, tuple[Any, ...]]:
         return ATEN.slice_scatter.default, (x, new, *options)
     if name == "narrow":
         axis, start, length = options
+        if start < 0:  # counted from the end; −2 + 2 would be the beginning
+            start += shape_of(x)[axis]
         return ATEN.slice_scatter.default, (x, new, axis, start, start + length)
     if name == "select":
         return ATEN.select_scatter.default, (x, new, *options)

@@ -45,6 +45,7 @@ from ._run_probe import Probe, Rule
 from ._run_setup import groups_of, setup_of
 
 DEVICES = (2, 4, 8)  # among which the sequences of a batch may be divided
+FEWEST_LABELS_TO_HALVE = 4  # of a sequence: both halves have two or more
 LEAST_CHANGE = 0.05  # a smaller relative change of a group's gradient is none
 
 
@@ -425,22 +426,15 @@ def _of_left_out_labels(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
     values, counts = counted.unique(return_counts=True)
     frequent = int(values[counts.argmax()])
     for value in dict.fromkeys((0, frequent)):
-        share = float((counted == value).double().mean())
-        if 0 < share < 1:
+        occurrences = int((counted == value).sum())
+        if 0 < occurrences < counted.numel():
             yield Hypothesis(
                 "token left out",
                 f"does the loss leave out token {value}, as if it were padding"
                 " (ignore_index)?",
                 replace(loop, of_batch=_without_label(value)),
             )
-    halves = {"first": slice(0, None, 2), "second": slice(1, None, 2)}
-    for name, tokens in halves.items() if labels.shape[1] > 3 else ():
-        yield Hypothesis(
-            "every other label",
-            f"does the loss count every second token only, from the {name} one on?",
-            replace(loop, of_batch=_without_labels_at(tokens)),
-            cost=RARE,
-        )
+    yield from _of_every_other_label(loop, labels)
     for name, edge in (("first", 0), ("last", -1)):
         if bool((labels[:, edge] >= 0).any()):
             yield Hypothesis(
@@ -449,6 +443,29 @@ def _of_left_out_labels(loop: Loop, batch: Batch) -> Iterator[Hypothesis]:
                 replace(loop, of_batch=_without_labels_at(edge)),
                 cost=RARE,
             )
+
+
+def _of_every_other_label(loop: Loop, labels: Any) -> Iterator[Hypothesis]:
+    """Losses that count every second label only.
+
+    Both halves must have labels that count: without those of the other half, the loss
+    would be the one before, or that of no labels.
+    """
+    if labels.shape[1] < FEWEST_LABELS_TO_HALVE:
+        return
+    first_half = slice(0, None, 2)
+    second_half = slice(1, None, 2)
+    if not all(
+        bool((labels[:, half] >= 0).any()) for half in (first_half, second_half)
+    ):
+        return
+    for name, left_out in (("second", first_half), ("first", second_half)):
+        yield Hypothesis(
+            "every other label",
+            f"does the loss count every second label only, from the {name} one on?",
+            replace(loop, of_batch=_without_labels_at(left_out)),
+            cost=RARE,
+        )
 
 
 def _may_reject_labels(loop: Loop, batch: Batch) -> bool:
@@ -477,13 +494,13 @@ def _without_label(value: int) -> Callable[[Batch], Batch]:
     return of_batch
 
 
-def _without_labels_at(tokens: slice | int) -> Callable[[Batch], Batch]:
-    """A function that leaves out the labels of some tokens of each sequence."""
+def _without_labels_at(positions: slice | int) -> Callable[[Batch], Batch]:
+    """A function that leaves out the labels at some positions of each sequence."""
 
     def of_batch(batch: Batch) -> Batch:
         batch = _with_labels(batch)
         labels = batch.labels.clone()
-        labels[:, tokens] = _ignored_label(labels)
+        labels[:, positions] = _ignored_label(labels)
         return batch.with_labels(labels)
 
     return of_batch

@@ -217,7 +217,8 @@ class Backend(ABC):
     def largest_block(self, plan: Plan, least: int = MIN_BLOCK_REPLICAS) -> int:
         """The number of replicas, a power of 2, whose arrays take DEVICE_BLOCK_BYTES.
 
-        It is at least `least`, and depends only on the plan and the kind of device.
+        It is at least `least`. It depends on the plan, the precision and the kind of
+        device, and not on the memory that is free.
         """
         # `plan.bytes` is the memory of a replica if a number takes 8 bytes
         block_bytes = DEVICE_BLOCK_BYTES[self.kind]

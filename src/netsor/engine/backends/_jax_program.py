@@ -518,7 +518,8 @@ def pieces(
     The plan is cut at the steps that JAX cannot trace: user functions in numpy, and
     kernels by quadrature. It is also cut between equal blocks of a deep network, whose
     pieces compile once, and other long pieces are cut so that they compile in parallel.
-    Random numbers may be `rounded` to single precision.
+    Random numbers may be `rounded` to single precision. The `device` is not read: it is
+    a part of the key of the cache, since pieces keep arrays on their device.
     """
     if not plan.steps:
         return []

@@ -240,8 +240,8 @@ def unknown_pairs(state: State, x: Vector, y: Vector, ndim: int) -> Bools:
         frame = state.frames[group]
         if y not in group.positions or not isinstance(frame, SourceFrame):
             continue
-        x_sets = _inside(state, x, group)
-        y_sets = _inside(state, y, group)
+        x_sets = _sets_in_group(state, x, group)
+        y_sets = _sets_in_group(state, y, group)
         for x_bits, y_bits in _blocks_without_law(frame, union(x_sets), union(y_sets)):
             x_marks = ((x_sets & x_bits) != 0).astype(object)
             y_marks = ((y_sets & y_bits) != 0).astype(object)
@@ -272,13 +272,13 @@ def _blocks_without_law(
     return pairs
 
 
-def _inside(state: State, x: Vector, group: FrameBatch) -> Sets:
+def _sets_in_group(state: State, x: Vector, group: FrameBatch) -> Sets:
     """The sets of x, with empty sets for vectors that are not in a group."""
     sets = state.sets(x)
-    positions = group.positions[x]
-    inside = np.zeros(sets.shape, dtype=object)
-    inside.reshape(-1)[positions] = sets.ravel()[positions]
-    return inside
+    in_group = group.positions[x]  # flat indices of the vectors of x
+    sets_in_group = np.zeros(sets.shape, dtype=object)
+    sets_in_group.reshape(-1)[in_group] = sets.ravel()[in_group]
+    return sets_in_group
 
 
 def span(dual: Dual, value: Vector, op: Span) -> Fluctuation:

@@ -368,9 +368,13 @@ def _directional(f: Function, *arrays: Any) -> Any:
 
 
 def _outer_product_sum(dual: Dual, value: Vector, op: OuterProductSum) -> Fluctuation:
-    """The ε part of a mean over coordinates is unknown along the outputs themselves.
+    """The ε part of y_α = (1/in) Σ_β f(Σ_k sizes_k l_kα r_kβ) x_β, see `Outer`.
 
-    If l has an ε part, the outputs may change along every direction.
+    At order 1, y_α is a function of the l_kα, by a mean over the coordinates β of r and
+    x. What changes at order ε in that mean, because of r, x or the number of
+    coordinates, changes this function, in a way that is not followed: it is unknown
+    along y itself. Only `left` gives y its coordinates α. If l has an ε part, y may
+    change along every direction.
     """
     state = dual.state
     unknown = state.sets(value).copy()

@@ -541,18 +541,21 @@ class NodeFrame(LimitFrame):
     def add_sources(
         self, seed_key: SeedKey, sources: int, leaf: bool, label: str
     ) -> Register:
-        """Add Gaussian sources; their values at the nodes, (frames, sources, nodes).
+        """Add Gaussian sources; their coordinates, (frames, sources, nodes).
 
-        These are quasi-random, and have new random shifts in each replica.
+        A coordinate is the value at a node over √M. Values are quasi-random, and have
+        new random shifts in each replica.
         """
         builder = self.builder
         earlier = sum(row.shape[1] for row in self.rows)
         if earlier + sources > MAX_SOURCES:
             raise InfiniteError(
-                f"more than {MAX_SOURCES} matrix products with one space of neurons, at"
-                " width inf"
+                f"more than {MAX_SOURCES} Gaussian vectors (products W x, or"
+                " ns.gaussian) in one space of neurons, at width inf"
             )
         shape = self.group.frames, sources
+        # plans with the shifts 0, 1 and 2 (see `_expectation_ops`) have the same nodes,
+        # those with 3 to 5 others
         shifts = builder.draw(
             "normals",
             (*seed_key, NODE_SHIFTS, max(0, builder.shift - 2)),

@@ -340,7 +340,8 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
     Given q and z, the products n^(−1/2) ⟨q_i, W z_j⟩ with a fresh W have the law of Σ_c
     L_ic (W^c z_j)_1 with L L^T = ⟨q_i, q_i'⟩/n and W^c independent copies of W
     (docs/theory.md, "The last product is integrated out"). Conditions: only outputs use
-    the dot, and only the dot uses the product W z; a mean needs a finite width.
+    the dot, and only the dot uses the product W z; a mean needs a finite width. W is
+    fresh because no other product uses it: the pass "reuse" has run before.
     """
     users = users_of(context.ordered(outputs))
 
@@ -353,7 +354,11 @@ def condition_scores(outputs: Sequence[Value], context: Context) -> list[Value]:
         return is_used_once and _is_product_in_batch_of(x, q)
 
     def change(old: Value, new: Value) -> Value:
-        """Replace a dot that is an output by a coordinate of vectors, if possible."""
+        """Replace a dot that is an output by a coordinate of vectors, if possible.
+
+        Entries of a dot that was replaced are entries of these vectors; other values
+        stay.
+        """
         if not isinstance(old.op, Dot) or not _is_output(old, users):
             return _entries_of_coordinates(old, new)
         assert isinstance(new.op, Dot)

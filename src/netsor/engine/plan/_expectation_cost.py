@@ -13,9 +13,10 @@ MAX_TOTAL_POINTS = 2**25  # over all expectations of one call
 SETS = 16  # independent scramblings of the Sobol points; their spread is the error
 FEWEST, MOST = 9, 14  # bounds on log₂ of the points of a Sobol set for one expectation
 # Seconds per point and argument of the integrand on one core, with the product rules
-# that check Sobol points: 10 to 34 ns were measured for kernels of two to eight
-# arguments, and twice that for moments, which have more outputs.
-SECONDS_PER_ARGUMENT = 2e-8
+# that check Sobol points: 12 to 19 ns were measured for kernels of functions of 3 to 25
+# arguments, and 24 ns for moments, which have more outputs and count their arguments
+# twice. A function that does much more for each argument takes longer.
+SECONDS_PER_ARGUMENT = 1.7e-8
 # of one core, for all expectations of several vectors that one law needs
 MAX_SECONDS = 3600.0
 
@@ -28,9 +29,9 @@ def log_points(expectations: int) -> int:
     return int(min(max(share, FEWEST), MOST))
 
 
-def integration_seconds(expectations: int, arguments: int) -> float:
-    """The estimated seconds of so many expectations in one call, of integrands with so
-    many arguments.
+def integration_seconds(expectations: int, arguments: float) -> float:
+    """The estimated seconds of so many expectations in one call, of integrands whose
+    functions have so many arguments, on average.
     """
     points = expectations * (SETS << log_points(expectations))
     return SECONDS_PER_ARGUMENT * points * arguments

@@ -48,17 +48,20 @@ class Integral(NamedTuple):
     """Expectations of functions of several vectors: only points approximate them."""
 
     expectations: int
-    arguments: int  # of each integrand
+    # of the functions that are evaluated for each of them, on average
+    arguments: float
 
     def seconds(self, replicas: int) -> float:
         """The estimated seconds for so many replicas in one call."""
         return integration_seconds(replicas * self.expectations, self.arguments)
 
 
-def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
+def integral_of_kernel(args: Sequence[Register], params: Params) -> Integral | None:
     """The expectations E[f(u_i) g(v_j)] of a step `kernel`, from its arguments.
 
-    None if f and g have one vector each: these are not integrated numerically.
+    None if f and g have one vector each: these are not integrated numerically. If both
+    factors are the same, one of (i, j) and (j, i) is computed, and E[f(u_i)²]
+    evaluates f once.
     """
     left, right, *scalars = args
     frames, rows, left_vectors, _ = left.shape
@@ -66,10 +69,24 @@ def integral_of_kernel(args: Sequence[Register]) -> Integral | None:
     if max(left_vectors, right_vectors) <= 1:
         return None
     arguments = left_vectors + right_vectors + len(scalars)
+    if is_symmetric_kernel(args, params):
+        pairs = rows * (rows + 1) // 2
+        evaluated = rows**2 * arguments / 2  # half of the arguments are those of f
+        return Integral(frames * pairs, evaluated / pairs)
     return Integral(frames * rows * columns, arguments)
 
 
-def integral_of_moments(args: Sequence[Register]) -> Integral | None:
+def is_symmetric_kernel(args: Sequence[Register], params: Params) -> bool:
+    """Whether f(u) and g(v) are the same function of the same arguments."""
+    left, right, *scalars = args
+    scalars_of_f = scalars[: params["params_of_f"]]
+    scalars_of_g = scalars[params["params_of_f"] :]
+    same_function = params["f"] is params["g"]
+    # registers are equal only if they are the same object
+    return same_function and left is right and scalars_of_f == scalars_of_g
+
+
+def integral_of_moments(args: Sequence[Register], params: Params) -> Integral | None:
     """The expectations E[f(u_i)] and E[f(u_i) u_i] of a step `moments`.
 
     None if f has one vector, as above.
@@ -284,7 +301,7 @@ class Instruction:
     unchanged: Callable[[Sequence[Register], Params], Register | None] | None = None
     keeps_entries: bool = False
     shifted: bool = False
-    integral: Callable[[Sequence[Register]], Integral | None] | None = None
+    integral: Callable[[Sequence[Register], Params], Integral | None] | None = None
     needs_numpy: Callable[[Sequence[Register], Params], bool] | None = None
     random_numbers: Callable[[Register, Params], int] = entries
     seconds_per_number: float = CPU.normal

@@ -129,7 +129,7 @@ class Step:
     def integral(self) -> Integral | None:
         """What it integrates numerically in one replica; None if nothing."""
         integral = self.instruction.integral
-        return None if integral is None else integral(self.args)
+        return None if integral is None else integral(self.args, self.params)
 
     @cached_property
     def needs_numpy(self) -> bool:

@@ -213,15 +213,20 @@ class Builder:
         params: dict[str, Any],
     ) -> Register:
         """The result of an instruction on constants, computed now."""
-        self._count_integral(instruction, args)
+        self._count_integral(instruction, args, params)
         values = [np.asarray(arg.value) for arg in args]
         if instruction.name in ("product", "gram") and values[0].size:
             values = _without_zero_columns(instruction.name, *values)
         value = instruction.compute(NUMPY, values, params)
-        return Register(value.shape[1:], value)
+        result = Register(value.shape[1:], value)
+        result.shifts = instruction.shifted or any(arg.shifts for arg in args)
+        return result
 
     def _count_integral(
-        self, instruction: Instruction, args: tuple[Register, ...]
+        self,
+        instruction: Instruction,
+        args: tuple[Register, ...],
+        params: dict[str, Any],
     ) -> None:
         """Add the time of constant expectations; raise an error if it is too long.
 
@@ -229,7 +234,7 @@ class Builder:
         """
         if instruction.integral is None:
             return
-        integral = instruction.integral(args)
+        integral = instruction.integral(args, params)
         if integral is None:
             return
         self.integration += integral.seconds(replicas=1)
@@ -344,6 +349,7 @@ class Builder:
             )
         else:
             reshaped = Register(shape, np.asarray(original.value).reshape(1, *shape))
+            reshaped.shifts = original.shifts
         self.known[original, shape] = reshaped
         self.shaped[reshaped] = original
         return reshaped

@@ -283,27 +283,54 @@ class Plan:
 
         It is 0 at finite widths.
         """
-        replicas = self.replicas(draws)
+        every_integral = self._first_integrals + self._later_integrals
+        return self._seconds_of(every_integral, self.replicas(draws))
+
+    def _seconds_of(self, integrals: Sequence[Integral], replicas: int) -> float:
+        """The estimated seconds of some of the expectations, in blocks of replicas."""
         replicas_that_fit = BLOCK_BYTES // max(self.bytes, 1)
         block = max(1, min(replicas, CHUNK, replicas_that_fit))
-        block_seconds = sum(integral.seconds(block) for integral in self._integrals)
+        block_seconds = sum(integral.seconds(block) for integral in integrals)
         return replicas / block * block_seconds
 
     @property
-    def _integrals(self) -> list[Integral]:
-        """The Gaussian expectations that the plan computes."""
-        return [step.integral for step in self.steps if step.integral is not None]
+    def _first_integrals(self) -> list[Integral]:
+        """The expectations whose arguments depend on no expectations."""
+        return self._integrals_by_depth[0]
+
+    @property
+    def _later_integrals(self) -> list[Integral]:
+        """The expectations whose arguments depend on others."""
+        return self._integrals_by_depth[1]
+
+    @cached_property
+    def _integrals_by_depth(self) -> tuple[list[Integral], list[Integral]]:
+        """The first and the later expectations."""
+        first: list[Integral] = []
+        later: list[Integral] = []
+        shifting: set[Register] = set()  # results that depend on expectations
+        for step in self.steps:
+            depends = any(arg.shifts or arg in shifting for arg in step.args)
+            if depends or step.instruction.shifted:
+                shifting.add(step.out)
+            if step.integral is not None:
+                found = later if depends else first
+                found.append(step.integral)
+        return first, later
 
     @property
     def probing_seconds(self) -> float:
         """The estimated seconds to measure how errors of Gaussian expectations affect a
         law.
 
-        Every law measures this first.
+        Every law measures this first. The shifted plans remember the first
+        expectations, which have equal arguments in all of them.
         """
         if not self.expects:
             return 0.0
-        return PROBED_PLANS * self.integration_seconds(QUADRATURE_PROBE_REPLICAS)
+        replicas = 1 if self.constant else QUADRATURE_PROBE_REPLICAS
+        once = self._seconds_of(self._first_integrals, replicas)
+        return once + PROBED_PLANS * self._seconds_of(self._later_integrals, replicas)
 
     def check_integration(self, draws: int) -> None:
         """Raise an error if the expectations of these draws would take too long.

@@ -34,6 +34,9 @@ class Register:
         Whether the numbers differ between replicas, or between runs of the plan.
     size : int
         The number of entries in one replica.
+    shifts : bool
+        Whether it is a constant computed from Gaussian expectations, which differs in
+        a shifted plan.
 
     Examples
     --------
@@ -56,6 +59,7 @@ class Register:
         self.hyperparameter = hyperparameter
         self.varies = value is None or hyperparameter is not None
         self.size = math.prod(shape)
+        self.shifts = False
 
     def __repr__(self) -> str:
         origin = self.hyperparameter

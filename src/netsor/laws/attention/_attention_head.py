@@ -178,7 +178,8 @@ def moments_of_sum(moments: Array, count: int) -> Array:
     """The moments of a sum of `count` i.i.d. variables, from those of one.
 
     Orders 0, 1, … lie along the first axis, of both arrays. For example, the moments 1,
-    1/2, 1/2 of a fair coin (0 or 1) become 1, 1, 3/2 for the sum of two coins.
+    1/2, 1/2 of a fair coin (0 or 1) become 1, 1, 3/2 for the sum of two coins. The
+    moment of order 0 need not be 1: variables may have weights, which multiply.
     """
     # Moments over factorials are the coefficients of a power series. The series of the
     # sum is a power of it, computed by repeated squaring.
@@ -364,10 +365,7 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     The moments are one-dimensional integrals.
     """
     # Then the scores are τ z_j plus a common part, and w = (v − c) q + c with q = Σ_j
-    # a_j², v the kernel of a token with itself and c that of two tokens. With S = Σ_j
-    # e^{τ z_j}, q^k = (Σ_j e^{2τ z_j})^k ∫ t^{2k−1} e^{−tS} dt / (2k − 1)!. Under the
-    # weight e^{−tS} the sum of the e^{2τ z_j} has the moments of a sum of independent
-    # variables, each with the moments E[e^{2mτz} exp(−t e^{τz})].
+    # a_j², v the kernel of a token with itself and c that of two tokens.
     tokens = len(values)
     if not alike(values) or not alike(scores):
         return None
@@ -378,7 +376,7 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
         tau = float(np.sqrt(max(scores[0, 0] - scores[0, 1], 0.0)))
     if tau > MAX_TAU:  # the integrands are too steep for the rules below
         return None
-    q = _moments_of_square(tau, tokens)
+    q = _moments_of_softmax_square(tau, tokens)
 
     def moment(k: int) -> float:
         """E[w^k] = E[((v − c) q + c)^k] by the binomial theorem."""
@@ -391,9 +389,19 @@ def exchangeable_moments(scores: Array, values: Array) -> Array | None:
     return np.array([moment(k) for k in range(1, MOMENTS + 1)])
 
 
-def _moments_of_square(tau: float, tokens: int) -> list[float]:
+def _moments_of_softmax_square(tau: float, tokens: int) -> list[float]:
     """E[q^k] for k = 0 … MOMENTS, where q = Σ_j a_j² for the softmax a of i.i.d. scores
-    N(0, τ²).
+    τ z_j, z_j ~ N(0, 1).
+
+    Let S = Σ_j e^{τ z_j} and Q = Σ_j e^{2τ z_j}, so that q = Q/S². The denominator is
+    an integral, 1/S^{2k} = ∫_0^∞ t^{2k−1} e^{−tS} dt/(2k − 1)!, and therefore
+
+        E[q^k] = ∫_0^∞ t^{2k−1} E[Q^k e^{−tS}] dt/(2k − 1)!.
+
+    At each t, the weight e^{−tS} is the product of the weights exp(−t e^{τ z_j}) of the
+    tokens, which stay independent. So E[Q^k e^{−tS}] is the k-th moment of a sum of
+    i.i.d. variables, each with the moments E[e^{2mτz} exp(−t e^{τz})], m = 0 … k. They
+    are not normalised: that of order 0 is below 1.
     """
     # trapezium rules over z, and over u with t = e^u: t^(2k−1) dt = e^(2ku) du
     z, dz = np.linspace(-END_OF_Z, END_OF_Z, NODES_OF_Z, retstep=True)
@@ -410,10 +418,9 @@ def _moments_of_square(tau: float, tokens: int) -> list[float]:
     for m in range(MOMENTS + 1):
         power = np.exp(2 * m * tau * z)
         rows_of_one_token.append(weighted_decay @ power)
-    # rows of E[(Σ_j e^{2τ z_j})^k e^{−tS}] for k = 0, 1, …
+    # rows of E[Q^k e^{−tS}] for k = 0, 1, …
     rows_of_sum = moments_of_sum(np.stack(rows_of_one_token), tokens)
 
-    # E[q^k] is their integral over t^{2k−1} dt/(2k − 1)!
     moments = [1.0]
     for k in range(1, MOMENTS + 1):
         integrand = np.exp(2 * k * u) * rows_of_sum[k]

@@ -71,7 +71,7 @@ class Request(_study.Request):
         ids, and every model is then checked at every length.
         """
         check_fields(self)
-        self._check_widths()
+        self._choose_widths()
         self._set("models", _unique_names(self.models))
         if self.ids is not None:
             self._set("ids", self._checked_ids())
@@ -82,16 +82,20 @@ class Request(_study.Request):
         for model, tokens in itertools.product(self.models, self.lengths):
             self._check_case(model, tokens)
 
-    def _check_widths(self) -> None:
+    def _choose_widths(self) -> None:
         """Reject widths that the models do not have, and choose the default."""
-        # modules, or programs of numbers
-        fixed = [model.name for model in self.models if not model.widths()]
-        if fixed and self.widths not in (None, "actual"):
+        # Modules, and programs whose widths are written as numbers, have no widths that
+        # could be infinite.
+        without_widths = [model.name for model in self.models if not model.widths()]
+        if without_widths and self.widths not in (None, "actual"):
             raise ArgumentError(
-                "widths", self.widths, f"left out: the widths of {fixed[0]} are numbers"
+                "widths",
+                self.widths,
+                f"left out: the widths of {without_widths[0]} are numbers",
             )
         if self.widths is None:
-            self._set("widths", "actual" if self.quick or fixed else "both")
+            only_actual = self.quick or without_widths
+            self._set("widths", "actual" if only_actual else "both")
         if self.ranges and self.widths == "inf":
             raise ArgumentError(
                 "ranges",
