@@ -31,6 +31,7 @@ DRAWS = 200  # of the shortest of these by default; fewer of longer inputs
 MIN_DRAWS = 16  # of a quick audit, and of long inputs: one more than decides a rule
 TOO_FEW = ": fewer have no interval for a median, and decide no rule"
 MOST_NAMED = 3  # fields, in a name
+GRADIENTS_ON_REQUEST = "gradients (--gradients)"  # of programs and modules
 # gradients of longer inputs are expensive, also to plan: only on request
 MAX_TRIED_TOKENS = 256
 # gradients at infinite width cost about the sixth power of the tokens
@@ -189,6 +190,8 @@ class Request(_study.Request):
         if not full:
             full = "leave out quick=True"
         missing = self._missing_in_quick(command)
+        if GRADIENTS_ON_REQUEST in missing and command:
+            full += " --gradients"
         not_checked = f"; not checked: {', '.join(missing)}" if missing else ""
         return f"Quick audit{not_checked}. Full\N{NO-BREAK SPACE}audit: {full}"
 
@@ -200,7 +203,7 @@ class Request(_study.Request):
         if not any(self.backward(tokens) for tokens in self.lengths):
             # of a program only on request
             missing.append(
-                "gradients (--gradients)" if self.is_user_program else "gradients"
+                GRADIENTS_ON_REQUEST if self.is_user_program else "gradients"
             )
         if self.widths == "actual" and any(model.widths() for model in self.models):
             missing.append("infinite width")
