@@ -112,7 +112,9 @@ def test_unavailable_backend_or_device_is_rejected(command, tmp_path):
         found = netsor(command, *words, cwd=tmp_path)
         assert found.returncode == 2
         assert said in found.stderr
-        assert found.stderr.count("\n") == 1
+        # JAX adds a line of its own on a machine with a GPU that it cannot use
+        lines = [x for x in found.stderr.splitlines() if "jaxlib is not" not in x]
+        assert len(lines) == 1
         assert not list(tmp_path.iterdir())
 
 

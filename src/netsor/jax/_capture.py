@@ -75,6 +75,20 @@ def loop_counts(params: Mapping[str, Any]) -> LoopCounts:
     return LoopCounts(consts=len(consts), carried=len(carried))
 
 
+def slices_of_unstack(equation: Any) -> Any:
+    """A jaxpr that takes the parts of `unstack` one by one, as before JAX 0.11."""
+    axis = equation.params["axis"]
+    x = equation.invars[0].aval
+
+    def parts(array: Any) -> list[Any]:
+        count = x.shape[axis]
+        return [
+            jax.lax.index_in_dim(array, k, axis, keepdims=False) for k in range(count)
+        ]
+
+    return jax.make_jaxpr(parts)(jax.ShapeDtypeStruct(x.shape, x.dtype))
+
+
 class Variable(NamedTuple):
     """A parameter or an input of the function, in the order of its jaxpr."""
 
@@ -248,6 +262,7 @@ class Recorder:
             "while": self._while,
             "cond": self._cond,
             "custom_linear_solve": self._linear_solve,
+            "unstack": self._unstack,
         }
         if name in with_functions:
             return self._inside(with_functions[name], equation, inputs)
@@ -272,6 +287,10 @@ class Recorder:
         results = read(equation, inputs)
         self._line = outer_line
         return results
+
+    def _unstack(self, equation: Any, inputs: list[Any]) -> list[Any]:
+        """The parts of an array along an axis."""
+        return self.run(*opened(slices_of_unstack(equation)), inputs)
 
     def _plain(self, equation: Any, inputs: list[Any]) -> list[Any]:
         """The results of an equation that calls no other function."""

@@ -23,7 +23,7 @@ from ..reader._laws import (
     Parameter,
     law_of_entries,
 )
-from ._capture import CALLS, UNCHANGED, loop_counts, opened
+from ._capture import CALLS, UNCHANGED, loop_counts, opened, slices_of_unstack
 from ._functions import NUMPY
 from ._nodes import PrimitiveCall
 
@@ -158,6 +158,8 @@ class Interpreter:
             return self._call(equation, inputs)
         if name == "scan":
             return self._scan(equation, inputs)
+        if name == "unstack":
+            return self.run(*opened(slices_of_unstack(equation)), inputs)
         discrete = [x for x in inputs if isinstance(x, Discrete)]
         if discrete:
             return discrete[:1] * len(equation.outvars)
