@@ -91,6 +91,7 @@ def test_width_needed_prints_its_summary():
         ((NET, 0.0), "tolerance=0.0 must be a positive number"),
         ((NET, 0.1, "mean"), "of='mean' must be 'kl', 'tv'"),
         ((NET, 0.1, 2.0), "of=2.0 must be 'kl', 'tv'"),
+        ((NET, 0.1, lambda law: law.var()), "of=<function .* must be 'kl', 'tv'"),
         (
             (ns.paper.layer(low_rank=True), 0.1),
             "width=None must be one of the widths that are not given, n, d",
